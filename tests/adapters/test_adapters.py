@@ -18,16 +18,16 @@ from trl_prorl.supported import INITIALISATIONS
 
 
 @pytest.fixture
-def in_4_bits(monkeypatch):
+def quantised(monkeypatch):
     """
     Arguments of a trainer. On CPUs with AVX512-BF16, as whose this one passes, bitsandbytes cannot train a model that
     has been evaluated.
     """
 
-    def arguments(avx512bf16=True):
-        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: avx512bf16)
+    def arguments(loads="load_in_4bit"):
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
         nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
-        config = BitsAndBytesConfig(load_in_4bit=True, **nf4)
+        config = BitsAndBytesConfig(**{loads: True}, **nf4)
         return {"trainer_kwargs": {"quantization_config": config}, "bf16": True}
 
     return arguments
@@ -47,10 +47,10 @@ RESUMED = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", slow_but(RESUMED, "C", "an adapter of one's own"))
-def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, tiny_model, in_4_bits, case):
+def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, tiny_model, quantised, case):
     def arguments():
         if "lora" not in RESUMED[case]:
-            return in_4_bits()
+            return quantised()
         torch.manual_seed(11)
         base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
         return {"model": get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)}
@@ -70,28 +70,18 @@ def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make
     assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
 
 
-LOADED = {
-    "bitsandbytes 4-bit": {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.bfloat16},
-    "bitsandbytes 8-bit": {"load_in_8bit": True},
-}
-
-
-@pytest.mark.parametrize("name", LOADED)
-def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_forward(run, in_4_bits, name):
-    arguments = in_4_bits()
-    arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
+@pytest.mark.parametrize("loads", ["load_in_4bit", "load_in_8bit"])
+def test_a_quantised_base_that_is_listed_is_scored_and_sampled_as_by_its_own_forward(run, quantised, loads):
     keys = {"learning_rate": 2e-2, "max_steps": 3, "beta": 0.3, "ref_reset_every": 2, "num_iterations": 1}
-    trainer = run(**arguments, **keys, fast=True)
+    trainer = run(**quantised(loads), **keys, fast=True)
     assert trainer.acceleration.packs and trainer.compact is not None
     rows = read_rows(trainer)
     assert rows[1]["kl_ref"] > rows[2]["kl_ref"] == 0.0
 
 
-@pytest.mark.parametrize("name", LOADED)
-def test_a_quantised_base_is_evaluated_as_it_was_trained(run, in_4_bits, name):
-    arguments = in_4_bits()
-    arguments["trainer_kwargs"]["quantization_config"] = BitsAndBytesConfig(**LOADED[name])
-    trainer = run(**arguments, max_steps=1, learning_rate=2e-2)
+@pytest.mark.parametrize("loads", ["load_in_4bit", "load_in_8bit"])
+def test_a_quantised_base_is_evaluated_as_it_was_trained(run, quantised, loads):
+    trainer = run(**quantised(loads), max_steps=1, learning_rate=2e-2)
     trainer.save_model()
     config = load_config(trainer.run_dir) | {"model_name_or_path": trainer.base_name()}
     config = with_base_model(trainer.run_dir, config)
@@ -106,8 +96,8 @@ def test_a_quantised_base_is_evaluated_as_it_was_trained(run, in_4_bits, name):
 
 
 @pytest.mark.gpu
-def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
-    trainer = run(**in_4_bits(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
+def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, quantised):
+    trainer = run(**quantised(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
     (event,) = read_rows(trainer, "events.jsonl")
     assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
     pairs = trainer.reference.pairs()

@@ -1,5 +1,6 @@
 """Groups that teach nothing are replaced, as if the others had been drawn at once; rewards of a length alone."""
 
+import itertools
 from collections import deque
 from types import SimpleNamespace
 
@@ -20,11 +21,6 @@ from trl_prorl.train import TaskArguments
 NAN = float("nan")
 
 
-def test_every_group_has_a_function_of_its_own_that_decides():
-    rewards = torch.tensor([[1.0, NAN, 5.0], [1.0, NAN, 6.0], [NAN, 0.0, 7.0], [NAN, 1.0, 8.0]])
-    assert deciding_rewards(rewards, torch.ones(3), 2).tolist() == [1.0, 1.0, 0.0, 1.0]
-
-
 DECIDED = {
     # Of two functions the first decides, though the second differs.
     "the first": ([[0.0, 0.0], [3.0, 7.0]], [1.0, 1.0], [0.0, 0.0]),
@@ -32,6 +28,11 @@ DECIDED = {
     "of those that apply": ([[NAN, NAN], [1.0, 0.0], [3.0, 7.0]], [1.0, 1.0, 1.0], [1.0, 0.0]),
     # A length does not stand in for a completion that the task's function could not score.
     "in a whole group": ([[1.0, NAN], [3.0, 7.0]], [1.0, 1.0], [1.0, NAN]),
+    "of each group its own": (
+        [[1.0, 1.0, NAN, NAN], [NAN, NAN, 0.0, 1.0], [5.0, 6.0, 7.0, 8.0]],
+        [1.0, 1.0, 1.0],
+        [1.0, 1.0, 0.0, 1.0],
+    ),
 }
 
 
@@ -124,12 +125,8 @@ def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decide
     assert row["grad_norm"] > 0.0
 
 
-SUM = "sum_then_normalize"
-NORMALIZED = "normalize_then_sum"
-
-
-@pytest.mark.parametrize("estimator, aggregation", [(None, SUM), (None, NORMALIZED), ("group_normalized", SUM)])
-def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, aggregation):
     reward = torch.full((8,), 17 / 97)
     assert (reward - reward.mean()).abs().max() > 0.0
     keys = {
@@ -138,7 +135,6 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
         "beta_old": 0.2,
         "num_generations": 8,
         "max_steps": 2,
-        "advantage_estimator": estimator,
         "multi_objective_aggregation": aggregation,
     }
     found = rows(run(reward=constant(17 / 97), **keys))  # in float32, not the mean of eight of these
@@ -215,41 +211,36 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
     assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
 
 
-def written(which):
-    """A rollout that masks two tokens in some of its calls (the second is of the further round), or in all."""
+def masked_in(call, writes_ones):
+    """Keys of a run: a call of its rollout (the second is of the further round) masks two tokens; others mask none."""
     calls = []
 
     def columns(trainer, ids):
         calls.append(len(ids))
-        masks = [[0, 0, *[1] * len(one)][: len(one)] if len(calls) in which else [1] * len(one) for one in ids]
-        return {"env_mask": masks}
+        zeros = 2 if len(calls) == call else 0
+        masks = [([0] * zeros + [1] * len(row))[: len(row)] for row in ids]
+        return {"env_mask": masks} if zeros or writes_ones else {}
 
-    return columns
+    return rollout_of(6, columns)
 
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_mask_that_a_rollout_gives_in_one_round_only_is_of_that_round(run, call):
-    """As if it had given ones in the other; the first round's groups are replaced."""
+    """As if it had given ones in the other; a group of the first round is replaced."""
 
-    columns = written([call])
+    def train(writes_ones):
+        rounds = itertools.count()
 
-    def without_ones(trainer, ids):
-        given = columns(trainer, ids)
-        return given if any(0 in mask for mask in given["env_mask"]) else {}
+        def reward(completions, **columns):
+            is_first = next(rounds) == 0
+            return [0.0 if is_first and row < 4 else float(row % 3) for row in range(len(completions))]
 
-    seen = []
+        keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, "reward": reward}
+        (row,) = rows(run(**keys, **masked_in(call, writes_ones)))
+        return [row[name] for name in ("groups_replaced", "loss", "grad_norm", "entropy")]
 
-    def reward(completions, prompts, **columns):
-        seen.append(0)
-        return [0.0 if len(seen) == 1 and row < 4 else float(row % 3) for row in range(len(completions))]
-
-    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, "reward": reward}
-    some = rows(run(**keys, **rollout_of(6, without_ones)))
-    seen.clear()
-    every = rows(run(**keys, **rollout_of(6, written([call]))))
-    assert some[0]["groups_replaced"] == 1
-    for name in ("loss", "grad_norm", "entropy"):
-        assert some[0][name] == every[0][name]
+    assert train(writes_ones=False) == train(writes_ones=True)
+    assert train(writes_ones=True)[0] == 1
 
 
 def test_cosine_by_hand():

@@ -1,14 +1,13 @@
-"""One completion a prompt (REINFORCE++): advantages by hand, what the record has of it, what is refused, a resume."""
+"""One completion a prompt (REINFORCE++): advantages by hand, and what the record has of it."""
 
 import math
 
 import pytest
 import torch
-from run_record import read_rows, without_times
+from run_record import read_rows
 from tiny_run import QUESTIONS, record_results
 
-from trl_prorl import ProRLConfig
-from trl_prorl.advantages import ESTIMATORS, UNGROUPED
+from trl_prorl.advantages import UNGROUPED
 
 
 OVER_BATCH = {"advantage_estimator": "global_normalized"}
@@ -64,32 +63,3 @@ def test_the_record_has_what_is_measured_over_the_batch_and_nothing_within_a_gro
         assert row["reward_std"] == pytest.approx(deviation)
         assert row["advantage_std"] == pytest.approx(deviation / DEVIATION)
         assert "frac_reward_zero_std" not in row
-
-
-def test_packed_rows_have_the_numbers_of_padded_ones(run, largest_difference):
-    keys = {"learning_rate": 1e-3, **ALONE}
-    padded = run(pack_groups="off", **keys)
-    packed = run(pack_groups="on", **keys)
-    assert packed.acceleration.packs
-    assert largest_difference(padded, packed) < 1e-5
-    assert largest_difference(padded, run(pack_groups="off", learning_rate=2e-3, **ALONE)) > 1e-4
-
-
-def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(run, resume, weights):
-    keys = {"beta": 0.1, "kl_in": "reward", "fast": True, "save_strategy": "steps", "save_steps": 3, **ALONE}
-    keys |= {"max_steps": 8, "loss_type": "dapo"}
-    whole = run(**keys)
-    again = resume(whole, 3, **keys)
-    assert without_times(read_rows(again)) == without_times(read_rows(whole))[3:]
-    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        *({"advantage_estimator": estimator} for estimator in (None, *sorted(set(ESTIMATORS) - set(UNGROUPED)))),
-    ],
-)
-def test_where_nothing_is_left_to_compare_it_is_refused(keys):
-    with pytest.raises(ValueError, match="^num_generations=1 "):
-        ProRLConfig(num_generations=1, use_cpu=True, bf16=False, **keys)

@@ -67,7 +67,7 @@ def make_pool(prompts, process=0, processes=1, shuffle_dataset=True):
     return PromptPool(args, accelerator, rows, group_size=2, weights=torch.ones(1))
 
 
-def sampler(solve):
+def sampler(solve, has_verifier=True):
     """Return a sampling whose rewards a function of prompt and place decides, and the prompts of its calls."""
     asked = []
 
@@ -76,8 +76,8 @@ def sampler(solve):
         asked.append(prompts[::2])
         correct = [solve(prompt, place % 2) for place, prompt in enumerate(prompts)]
         rewards = torch.tensor(correct, dtype=torch.float).view(-1, 1)
-        empty = [None] * len(rows)
-        return {}, RolloutResult(rewards, 2, torch.tensor(0), empty, [], correct=correct)
+        verdicts = {"correct": correct} if has_verifier else {}
+        return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * len(rows), [], **verdicts)
 
     return draw, asked
 
@@ -126,9 +126,7 @@ def test_further_rounds_ask_other_prompts_and_a_group_without_rewards_teaches_no
     assert sorted(asked[0]) == [4, 5, 6, 7]
     assert sorted(asked[1]) == [0, 1, 2, 3]
 
-    def unscored(rows, again=False):
-        rewards = torch.full((len(rows), 1), torch.nan)
-        return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * len(rows), [])
+    unscored, _ = sampler(lambda prompt, place: torch.nan, has_verifier=False)
 
     def learned():
         return {index: (memory.rate, memory.rests) for index, memory in pool.memories.items()}
@@ -140,18 +138,10 @@ def test_further_rounds_ask_other_prompts_and_a_group_without_rewards_teaches_no
 
 def test_prompts_that_no_reward_scores_do_not_fill_the_batches():
     pool = make_pool(40)
-    asked = []
-
-    def draw(rows, again=False):
-        prompts = [int(row["prompt"]) for row in rows]
-        asked.append(prompts)
-        rewards = torch.tensor([[torch.nan if prompt % 5 == 0 else float(i % 2)] for i, prompt in enumerate(prompts)])
-        return {}, RolloutResult(rewards, 2, torch.tensor(0), [None] * len(rows), [])
-
+    draw, asked = sampler(lambda prompt, place: place if prompt % 5 else torch.nan, has_verifier=False)
     for _ in range(40):
         pool.sample(draw, [{}] * 8)
-    last = [prompt for prompts in asked[20:] for prompt in set(prompts)]
-    assert max(last.count(prompt) for prompt in range(40)) <= 3  # 20 batches of 4 prompts are two rounds of 40
+    assert max(Counter(sum(asked[20:], [])).values()) <= 3  # 20 batches of 4 prompts are two rounds of 40
 
 
 def test_a_resume_remembers_prompts_unless_the_training_set_changed():

@@ -4,19 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run_record import read_events, read_rows
-from tiny_run import QUESTIONS, constant, vowels
+from run_record import read_events
+from tiny_run import constant, vowels
 from trl import GRPOTrainer
 
 from trl_prorl.extras.dynamic_sampling import SignalWatch
-
-
-def nothing(completions, **columns):
-    return [None] * len(completions)
-
-
-def first_alone(completions, **columns):
-    return [1.0, *[None] * (len(completions) - 1)]
 
 
 class Watch(SignalWatch):
@@ -106,10 +98,3 @@ def test_batches_without_any_reward_train_as_in_trl(run, largest_difference):
     ours = run(reward=none_in(1, 2, 3, 5), **keys)
     theirs = run(GRPOTrainer, reward=none_in(1, 2, 3, 5), **keys)
     assert largest_difference(ours, theirs) == 0.0
-
-
-def test_none_is_allowed_of_some_and_in_an_evaluation(run):
-    keys = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_steps": 1}
-    run(reward=[nothing, first_alone], trainer_kwargs=QUESTIONS, **keys)
-    trainer = run(reward=nothing, nonfinite="skip", max_steps=1)
-    assert len(read_rows(trainer.run_dir)) == 1

@@ -5,10 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_run import LORA, load_with_new_adapter
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
-from trl_prorl.cli.prompts import pad_left
-from trl_prorl.fast.compact import compact_sample
 from trl_prorl.fast.generation import CompactGeneration, slice_rows
 
 
@@ -62,14 +60,15 @@ def policy_of(tiny_model, dtype="float32"):
     return policy
 
 
-def test_greedy_completions_do_not_depend_on_slices(tiny_model):
+def test_greedy_completions_are_those_of_a_prompt_alone_whatever_the_slices(tiny_model):
     policy = policy_of(tiny_model)
-    whole, none = sampled(policy, None)
-    assert none is None
-    assert len({len(completion) for completion in whole}) > 2  # the situation: rows end at several times
-    assert len({tuple(completion) for completion in whole}) == 4  # one for each prompt
-    for most in (1, 2, 3, 5, 8, 100):
-        assert sampled(policy, most) == (whole, None)
+    alone = []
+    for prompt in PROMPTS:
+        ids = policy.generate(input_ids=torch.tensor([prompt]), generation_config=settings())
+        alone.append(ids[0, len(prompt) :].tolist())
+    assert len(set(map(len, alone))) > 2  # the situation: rows end at several times
+    for most in (None, 1, 2, 3, 5, 8):
+        assert sampled(policy, most) == (alone, None)
 
 
 def test_log_probabilities_stay_with_their_rows(tiny_model):
@@ -85,29 +84,6 @@ def test_log_probabilities_stay_with_their_rows(tiny_model):
         assert completion[0] == same[0]
     firsts = {tuple(prompt): round(logps[place][0], 2) for place, prompt in enumerate(PROMPTS)}
     assert len(set(firsts.values())) == 4  # the situation: prompts can be told apart by them
-
-
-def test_all_at_once_is_what_the_loop_draws_of_the_whole_batch(tiny_model):
-    """Bit for bit, by a call of `generate` that knows nothing of slices; in slices other tokens are drawn."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
-    ids, mask = pad_left([PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[7]], 0)
-    torch.manual_seed(3)
-    drawn = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        copies=torch.tensor([0, 1, 2, 0, 1, 2, 0, 3]),
-        generation_config=settings(do_sample=True, eos_token_id=None),
-        custom_generate=compact_sample,
-    )
-    expected = drawn.ids[:, ids.shape[1] :].tolist()
-
-    def mine(most):
-        part = CompactGeneration(model, 1.0, max_rows=most)
-        torch.manual_seed(3)
-        return part.sample(model, PROMPTS, settings(do_sample=True, eos_token_id=None), [])[0]
-
-    assert mine(None) == mine(8) == expected
-    assert mine(4) != expected
 
 
 # --------------------------------------------------------------------------------------------------- in a training

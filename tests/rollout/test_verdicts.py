@@ -143,19 +143,12 @@ def test_a_pass_at_k_that_is_not_measured_is_refused_by_the_first_evaluation(mak
 
 
 def test_two_verifiers_are_refused_unless_one_is_given(make_trainer):
-    def first(completions, **columns):
-        return [0.0] * len(completions)
-
-    def second(completions, **columns):
-        return [1.0] * len(completions)
-
-    first.batch_verifier = second.batch_verifier = lambda completions, **columns: [True] * len(completions)
-    make_trainer(reward=[first, second])  # the same
-    second.batch_verifier = lambda completions, **columns: [False] * len(completions)
+    right = constant(True)
+    make_trainer(reward=[constant(0.0, right), constant(1.0, right)])  # the same
+    two = [constant(0.0, right), constant(1.0, constant(False))]
     with pytest.raises(ValueError, match="2 reward functions have a batch_verifier"):
-        make_trainer(reward=[first, second])
-    given = {"verify": lambda completion, row: True}
-    make_trainer(reward=[first, second], trainer_kwargs=given)
+        make_trainer(reward=two)
+    make_trainer(reward=two, trainer_kwargs={"verify": lambda completion, row: True})
 
 
 @pytest.mark.parametrize("verdict, told", [(None, "None"), (0.5, "0.5"), (ZeroDivisionError, "raised")])
