@@ -15,7 +15,7 @@ from peft import (
     get_peft_model,
 )
 from safetensors.torch import load_file, save_file
-from tiny_run import load_with_new_adapter, logits
+from tiny_run import load_with_new_adapter, logits, sharpen
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -78,11 +78,7 @@ def save_model(tmp_path_factory):
 
     def save(make, tied=False):
         torch.manual_seed(3)
-        model = make(tied, vocab_size=len(tokenizer), **ends, **TEXT)
-        with torch.no_grad():
-            for param in model.parameters():
-                if param.dim() > 1:
-                    param.mul_(5.0)
+        model = sharpen(make(tied, vocab_size=len(tokenizer), **ends, **TEXT))
         folder = tmp_path_factory.mktemp(make.__name__)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
