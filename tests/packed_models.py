@@ -8,6 +8,7 @@ import pytest
 import torch
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
+from tiny_run import sharpen
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -37,12 +38,10 @@ def build(kind="qwen2", attention="sdpa", **keys):
     """A tiny model of some family with random weights, of a distribution that is not flat."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SIZES, **keys})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = sharpen(AutoModelForCausalLM.from_config(config, attn_implementation=attention))
     with torch.no_grad():
         for name, param in model.named_parameters():
-            if param.dim() > 1:
-                param.mul_(5.0)
-            elif name.endswith("bias"):
+            if param.dim() == 1 and name.endswith("bias"):
                 param.normal_(std=0.1)
     return model
 

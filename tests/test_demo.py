@@ -63,18 +63,6 @@ def test_a_run_that_fails_is_one_line_with_its_own_error(tmp_path, trains):
         demo_module.train(tmp_path / "plain", [])
 
 
-def test_it_ends_with_what_the_report_prints(tmp_path, monkeypatch):
-    shown = {}
-
-    def run(words, stdout):
-        shown[words[3]] = stdout
-        return subprocess.CompletedProcess(words, 0)
-
-    monkeypatch.setattr(demo_module.subprocess, "run", run)
-    demo_module.evaluate_and_report([tmp_path / "plain", tmp_path / "control"], prompts=256)
-    assert shown == {"passk": subprocess.DEVNULL, "drift": subprocess.DEVNULL, "report": None}
-
-
 @pytest.mark.slow
 def test_the_control_clamps_and_the_resets_free_it(demo):
     out, _ = demo

@@ -9,16 +9,29 @@ from run_record import read_rows
 from safetensors.torch import load_file
 
 
+WORKER = str(Path(__file__).with_name("distributed_worker.py"))
+SHARDED = str(Path(__file__).with_name("sharded_worker.py"))
+
+
 @pytest.fixture
-def two_processes(forks, tiny_model, tmp_path):
+def start(forks, tmp_path):
+    """A function that starts two processes and waits for their end."""
+    log = tmp_path / "log"
+
+    def run(script, **order):
+        forks.start(run=script, ranks=2, log=str(log), **order)
+        assert forks.status() == 0, log.read_text()[-4000:]
+
+    return run
+
+
+@pytest.fixture
+def two_processes(start, tiny_model, tmp_path):
     """A function that trains or evaluates as distributed_worker.py does: the run folder, and what each rank found."""
 
     def run(*arguments):
-        log = tmp_path / "log"
         out = tmp_path / "run"
-        argv = [tiny_model, str(out), *map(str, arguments)]
-        forks.start(run=str(Path(__file__).with_name("distributed_worker.py")), argv=argv, ranks=2, log=str(log))
-        assert forks.status() == 0, log.read_text()[-4000:]
+        start(WORKER, argv=[tiny_model, str(out), *map(str, arguments)])
         return out, [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
 
     return run
@@ -79,7 +92,7 @@ def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, bat
         assert rank["reward"] == 1.0  # of 0, 1 and 2
 
 
-def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp_path):
+def test_a_process_whose_rows_have_no_gradient_takes_part(start, tiny_model, tmp_path):
     """Each has a group of two a step, of one token: its rewards are often equal. Then it computes one row."""
     keys = {"fast": True, "compact_generation": "off", "max_completion_length": 1, "num_iterations": 2}
     keys |= {"per_device_train_batch_size": 2, "num_generations": 2, "max_steps": 6}
@@ -88,8 +101,7 @@ def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp
     for skips in (False, None):
         out = tmp_path / str(skips)
         given = {"model": tiny_model, "out": str(out), "lora": True, "prompts": 8}
-        forks.start(run="training", log=str(tmp_path / "log"), ranks=2, keys=keys | {"skip_zero_rows": skips}, **given)
-        assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
+        start("training", keys=keys | {"skip_zero_rows": skips}, **given)
         found[skips] = (read_rows(out), load_file(out / "adapter_model.safetensors"))
     (rows, weights), (less, trained) = found.values()
     assert 1 in {row["rows_skipped"] for row in less} <= {0, 1, 2}
@@ -99,17 +111,14 @@ def test_a_process_whose_rows_have_no_gradient_takes_part(forks, tiny_model, tmp
     assert max((weights[name] - trained[name]).abs().max() for name in weights) < 1e-6
 
 
-def test_fsdp_trains_saves_and_resumes_as_with_trl_s_trainer(forks, tiny_model, tmp_path):
+def test_fsdp_trains_saves_and_resumes_as_with_trl_s_trainer(start, tiny_model, tmp_path):
     """With all our keys off, and a reference that TRL moves."""
-    log = tmp_path / "log"
     results = {}
     for kind in ("TRL", "ours"):
         out = tmp_path / kind
         logs = []
         for resume in ("", str(out / "checkpoint-2")):
-            argv = [kind, tiny_model, str(out), resume]
-            forks.start(run=str(Path(__file__).with_name("sharded_worker.py")), argv=argv, ranks=2, log=str(log))
-            assert forks.status() == 0, log.read_text()[-4000:]
+            start(SHARDED, argv=[kind, tiny_model, str(out), resume])
             logs.append(json.loads((out / "logs.txt").read_text()))
         results[kind] = (logs, load_file(out / "model.safetensors"))
     (trl_logs, trl_weights), (logs, weights) = results.values()

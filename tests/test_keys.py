@@ -14,7 +14,6 @@ CHANGED = [
     ({}, ""),
     ({"beta": 0.1}, ""),
     ({"beta": 0.1, "kl_estimator": "k2"}, "adds_penalty"),
-    ({"beta": 0.1, "kl_clamp": 10.0}, "adds_penalty"),
     ({"beta_old": 0.1}, "adds_penalty"),
     ({"beta_base": 0.1, "kl_target": 0.1}, "adds_penalty"),
     ({"loss_mode": "no_ratio", "beta": 0.1}, "adds_penalty"),
@@ -55,7 +54,6 @@ SKIPS = [
     ({"fast": True, "beta": 0.1, "drop_zero_rows": True}, True),
     ({"fast": True, **IN_REWARD}, True),
     ({"fast": True, **IN_REWARD, "kl_target": 0.1}, False),
-    ({"fast": True, **IN_REWARD, "ref_reset_kl": 0.1}, False),
     ({"fast": True, **IN_REWARD, "kl_target": 0.1, "drop_zero_rows": True}, False),
     ({"fast": True, "beta_old": 0.1}, False),
     ({"fast": True, "beta_base": 0.1}, False),
@@ -131,7 +129,7 @@ def test_a_misspelt_key_is_one_line_with_what_was_meant(key, meant):
     assert meant in str(refusal.value)
 
 
-@pytest.mark.parametrize("key", ["learning_rate", "max_steps", "warmup_steps", "beta", "kl_horizon", "top_p", "seed"])
+@pytest.mark.parametrize("key", ["learning_rate", "warmup_steps"])
 def test_text_in_place_of_a_number_is_one_line(key):
     """In a script; a recipe's is read as a number."""
     with pytest.raises(ValueError, match=f"{key}='1e-5'") as error:

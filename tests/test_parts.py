@@ -100,17 +100,3 @@ def test_a_part_without_memory_is_in_no_checkpoint():
     assert parts["remembers"].value == 2
     parts.load_state_dict({})
     assert parts["remembers"].value == 2
-
-
-def test_parts_get_the_optimizer_without_its_wrapper(make_trainer):
-    class Seen(Part):
-        def __init__(self):
-            self.optimizers = []
-
-        def optimizer_made(self, optimizer):
-            self.optimizers.append(optimizer)
-
-    trainer = make_trainer(max_steps=1)
-    part = trainer.parts["seen"] = Seen()
-    trainer.train()
-    assert {type(optimizer) for optimizer in part.optimizers} == {torch.optim.AdamW}

@@ -120,6 +120,15 @@ def new_model(tokenizer):
     return Qwen2ForCausalLM(config)
 
 
+def sharpen(model):
+    """Make a random model's weights so large that its distribution is not flat, and return the model."""
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+    return model
+
+
 def save_tiny_model(folder, tokenizer, likely=()):
     """
     Save a two-layer Qwen2 with its tokenizer. Its weights are random, and so large that its distribution is not flat.
@@ -132,11 +141,8 @@ def save_tiny_model(folder, tokenizer, likely=()):
     Returns:
         `str`: the folder.
     """
-    model = new_model(tokenizer)
+    model = sharpen(new_model(tokenizer))
     with torch.no_grad():
-        for param in model.parameters():
-            if param.dim() > 1:
-                param.mul_(5.0)
         model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids([*likely])] *= 4.0
     for saved in (model, tokenizer):
         saved.save_pretrained(folder)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_run import new_model
+from tiny_run import new_model, sharpen
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl.embedded.shipped import byte_tokenizer
@@ -26,13 +26,7 @@ def batch():
 
 
 def large_model():
-    """A model whose distribution is not flat."""
-    model = new_model(byte_tokenizer())
-    with torch.no_grad():
-        for param in model.parameters():
-            if param.dim() > 1:
-                param.mul_(5.0)
-    return model
+    return sharpen(new_model(byte_tokenizer()))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
