@@ -183,9 +183,10 @@ def test_the_control_of_a_run_is_that_of_its_seed(read_run):
         assert Frame([runs[0], read_run("A", config=elsewhere)]).rows[1].control is None
 
 
-def test_the_bound_of_pass_at_k_is_told_for_both_sides(passk_result):
+def test_the_notes_tell_the_bound_of_pass_at_k_for_both_sides_and_newly_solved_prompts(passk_result):
     # By hand: two samples both fail in 1/4 and 1/12 of the pairs; at k = 4 the bounds are 15/16 and 143/144.
     _, line = page.result_notes(passk_result(base=[1, 3] * 10, trained=[2, 3] * 10, n=4, k=[1, 4]))
     assert "pass@4" in line
     assert re.findall(r"0\.\d+", line) == ["0.938", "0.993"]
-    assert len(page.result_notes(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2, k=[1, 2]))) == 1
+    (newly_solved,) = page.result_notes(passk_result(base=[0] * 6 + [1] * 7, trained=[2] * 12 + [0], n=2, k=[1, 2]))
+    assert re.findall(r"(\d+) (?:prompts|lost)", newly_solved) == ["6", "1"]
