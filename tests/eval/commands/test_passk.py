@@ -4,9 +4,8 @@ import shutil
 
 import pandas as pd
 import pytest
-import yaml
 from peft import PeftModel
-from run_record import error_lines
+from run_record import error_lines, write_run
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -20,14 +19,6 @@ def measure(run_dir, options):
     """Run the command, and return what it wrote."""
     assert passk.main(["--run", str(run_dir), *options.split()]) == 0
     return json.loads((run_dir / "passk.json").read_text())
-
-
-def change_config(run, **keys):
-    """Write other keys into the configuration of a run; `None` leaves one out."""
-    config = yaml.safe_load((run / "config.yaml").read_text()) | keys
-    (run / "config.yaml").write_text(
-        yaml.safe_dump({key: value for key, value in config.items() if value is not None})
-    )
 
 
 def test_greedy_is_what_each_model_says_alone(base, run_dir, task, greedy_by_hand):
@@ -116,9 +107,8 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
         ({}, "--checkpoints all", "checkpoints"),
     ],
 )
-def test_bad_input_is_one_line(run_dir, task, capsys, keys, options, named):
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | keys))
+def test_bad_input_is_one_line(run_dir, task, change_config, capsys, keys, options, named):
+    change_config(run_dir, **keys)
     assert passk.main(["--run", str(run_dir), *options.split()]) == 2
     (message,) = error_lines(capsys.readouterr().err)
     assert named in message
@@ -128,7 +118,7 @@ def test_bad_input_is_one_line(run_dir, task, capsys, keys, options, named):
 
 def test_the_result_is_what_the_last_command_asked_and_no_sample_is_drawn_twice(run_dir, task, add_checkpoints):
     add_checkpoints(run_dir, 10)
-    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 30}) + "\n")
+    write_run(run_dir, metrics=[{"step": 30}])
     everything = "--prompts 6 --n 4 --k 1 4 --checkpoints all --others parity@2"
     whole = measure(run_dir, everything)
     assert {"checkpoints", "others", "greedy"} <= set(whole)
