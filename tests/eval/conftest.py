@@ -177,6 +177,17 @@ def run_dir(base, random_adapter, tmp_path):
     return path
 
 
+@pytest.fixture(scope="session")
+def change_config():
+    """Writes other keys into the configuration of a run."""
+
+    def change(folder, **keys):
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | keys))
+
+    return change
+
+
 @pytest.fixture
 def greedy_by_hand():
     """One prompt, no padding, no cache, no `generate`: the text that a model says, at most `NEW_TOKENS` long."""

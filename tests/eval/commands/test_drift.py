@@ -73,17 +73,3 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints):
     ]
     assert last["reward"] == pytest.approx(sum(rewards) / 12)
     assert (run_dir / "drift.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("--temperature 0", "--temperature "),
-        ("--checkpoints 5", "--checkpoints"),
-    ],
-)
-def test_bad_input_is_one_line(run_dir, task, capsys, arguments, named):
-    assert drift.main(["--run", str(run_dir), *arguments.split()]) == 2
-    (message,) = capsys.readouterr().err.splitlines()
-    assert named in message
-    assert not (run_dir / "drift.json").exists()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
-from tiny_run import load_with_new_adapter
+from run_record import hash_files
+from tiny_run import load_adapter, load_with_new_adapter
 from torch.nn import Parameter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,30 +18,49 @@ from trl_prorl.tasks import get_task
 
 
 OPTIONS = ["--task", "reverse_digits@2", "--prompts", "24", "--n", "4", "--max-new-tokens", "8"]
+QUICK = ["--task", "reverse_digits@2", "--prompts", "2", "--n", "1", "--max-new-tokens", "2", "--no-greedy"]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def start():
+    return embedded_model("embedded:reverse_digits")
+
+
+@pytest.fixture(scope="module")
+def saved(start, tmp_path_factory):
     """An adapter that changes the embedded model, and the merged model, as PEFT and transformers save them."""
     folder = tmp_path_factory.mktemp("models")
-    base = embedded_model("embedded:reverse_digits")
-    model = load_with_new_adapter(base, noise=0.05)
+    model = load_with_new_adapter(start, noise=0.05)
     model.save_pretrained(folder / "adapter")
     model.merge_and_unload().save_pretrained(folder / "merged")
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged")
-    return folder, base
+    AutoTokenizer.from_pretrained(start).save_pretrained(folder / "merged")
+    return folder
 
 
-def measured(*words):
+@pytest.fixture
+def model(saved, start):
+    """The model with its adapter, in memory."""
+    return load_adapter(start, saved / "adapter")
+
+
+@pytest.fixture(autouse=True)
+def folder_of_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def measure(*words):
     passk.main(["--model", *map(str, words), *OPTIONS])
     return json.loads(Path("passk", Path(words[0]).name, "passk.json").read_text())
 
 
-def test_an_adapter_and_the_merged_model_are_one_model(saved, tmp_path, monkeypatch):
-    folder, base = saved
-    monkeypatch.chdir(tmp_path)
-    adapter = measured(folder / "adapter")
-    merged = measured(folder / "merged", "--base", base)
+def evaluate_quickly(model):
+    rows = get_task("reverse_digits", level=2).rows("test", 2)
+    return evaluate(model, rows, lambda *_: True, n=1, greedy=False, max_new_tokens=2)
+
+
+def test_an_adapter_and_the_merged_model_are_one_model(saved, start):
+    adapter = measure(saved / "adapter")
+    merged = measure(saved / "merged", "--base", start)
     for side in ("base", "trained"):
         assert adapter[side] == merged[side]
         assert adapter["greedy"][side] == merged["greedy"][side]
@@ -49,86 +68,62 @@ def test_an_adapter_and_the_merged_model_are_one_model(saved, tmp_path, monkeypa
     assert adapter["base"]["correct"] != adapter["trained"]["correct"]
 
 
-def test_a_model_in_memory_is_measured_as_the_saved_one(saved, tmp_path, monkeypatch):
-    folder, base = saved
-    monkeypatch.chdir(tmp_path)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / "adapter")
+def test_a_model_in_memory_is_measured_as_the_saved_one(saved, model):
     task = get_task("reverse_digits", level=2)
-    rows = task.rows("test", 24)
-    found = evaluate(model, rows, task.verify, n=4, max_new_tokens=8, output_dir="here")
-    expected = measured(folder / "adapter")
-    assert found["base"]["correct"] == expected["base"]["correct"]
-    assert found["greedy"]["trained"] == expected["greedy"]["trained"]
+    result = evaluate(model, task.rows("test", 24), task.verify, n=4, max_new_tokens=8, output_dir="here")
+    expected = measure(saved / "adapter")
+    assert result["base"]["correct"] == expected["base"]["correct"]
+    assert result["greedy"]["trained"] == expected["greedy"]["trained"]
     assert Path("here", "passk.json").is_file()
 
 
-def test_another_model_of_the_same_name_keeps_its_result(saved, tmp_path, monkeypatch):
-    folder, base = saved
-    monkeypatch.chdir(tmp_path)
-    rows = get_task("reverse_digits", level=2).rows("test", 2)
-    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / "adapter")
+def test_another_model_of_the_same_name_keeps_its_result(model):
     for _ in range(2):
-        evaluate(model, rows, lambda completion, row: True, **asked)
+        evaluate_quickly(model)
     next(param for name, param in model.named_parameters() if "lora_B" in name).data += 0.1
     with pytest.raises(InputError, match="other weights.*output_dir="):
-        evaluate(model, rows, lambda completion, row: True, **asked)
+        evaluate_quickly(model)
 
 
-def test_a_full_model_is_not_compared_with_itself(saved, tmp_path, monkeypatch):
-    folder, base = saved
-    monkeypatch.chdir(tmp_path)
-    rows = get_task("reverse_digits", level=2).rows("test", 2)
-    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
+def test_a_full_model_is_not_compared_with_itself(saved, start):
     with pytest.raises(InputError, match="--base NAME"):
-        evaluate(AutoModelForCausalLM.from_pretrained(folder / "merged"), rows, lambda *_: True, **asked)
-    trained = AutoModelForCausalLM.from_pretrained(base)
+        evaluate_quickly(AutoModelForCausalLM.from_pretrained(saved / "merged"))
+    trained = AutoModelForCausalLM.from_pretrained(start)
     next(trained.parameters()).data += 0.1
-    assert evaluate(trained, rows, lambda *_: True, **asked)["base"]["pass@1"] == 1.0
+    assert evaluate_quickly(trained)["base"]["pass@1"] == 1.0
 
 
-def test_a_full_model_with_another_head_than_its_base_is_measured(saved, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    trained = AutoModelForCausalLM.from_pretrained(saved[1])
+def test_a_full_model_with_another_head_than_its_base_is_measured(start):
+    trained = AutoModelForCausalLM.from_pretrained(start)
     trained.register_parameter("value_head", Parameter(torch.zeros(1)))
-    rows = get_task("reverse_digits", level=2).rows("test", 2)
-    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
-    assert evaluate(trained, rows, lambda *_: True, **asked)["base"]["pass@1"] == 1.0
-
-
-QUICK = ["--task", "reverse_digits@2", "--prompts", "2", "--n", "1", "--max-new-tokens", "2", "--no-greedy"]
+    assert evaluate_quickly(trained)["base"]["pass@1"] == 1.0
 
 
 @pytest.mark.parametrize("model", ["..", ".", "../../adapter"])
 def test_a_result_lies_in_a_folder_that_the_command_makes(saved, tmp_path, monkeypatch, model):
     """Whatever path leads to the model; nothing beside `passk`, and nothing in the model's folder."""
-    inside = shutil.copytree(saved[0] / "adapter", tmp_path / "adapter") / "inside"
+    inside = shutil.copytree(saved / "adapter", tmp_path / "adapter") / "inside"
     inside.mkdir()
     monkeypatch.chdir(inside if model != "." else inside.parent)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    before = hash_files(tmp_path)
     assert passk.main(["--model", model, *QUICK]) == 0
     assert Path("passk", "adapter", "passk.json").is_file()
-    after = {path for path in tmp_path.rglob("*") if path.is_file() and "passk" not in path.parent.parts}
-    assert {path: path.stat().st_mtime_ns for path in after} == before
+    assert hash_files(tmp_path, without=["passk"]) == before
 
 
 def test_nothing_is_written_through_a_link_in_the_folder_of_a_result(saved, tmp_path, capsys):
-    out = tmp_path / "out"
-    mine = tmp_path / "mine"
-    out.mkdir()
-    mine.mkdir()
-    (out / "samples").symlink_to(mine)
-    assert passk.main(["--model", str(saved[0] / "adapter"), *QUICK, "--out", str(out)]) == 2
-    assert str(mine) in capsys.readouterr().err
-    assert not list(mine.iterdir())
+    for name in ("out", "mine"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "samples").symlink_to(tmp_path / "mine")
+    assert passk.main(["--model", str(saved / "adapter"), *QUICK, "--out", "out"]) == 2
+    assert str(tmp_path / "mine") in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())
 
 
-def test_the_default_folder_of_a_result_is_no_model_s(saved, tmp_path, monkeypatch, capsys):
-    folder, base = saved
-    monkeypatch.chdir(tmp_path)
+def test_the_default_folder_of_a_result_is_no_model_s(saved, start, capsys):
     for name in ("a", "passk"):
-        shutil.copytree(folder / "adapter", Path(name, "final"))
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "passk/final")
+        shutil.copytree(saved / "adapter", Path(name, "final"))
+    model = load_adapter(start, "passk/final")
     model.config._name_or_path = "passk/final"
     with pytest.raises(InputError, match="contains a model"):
         evaluate(model, None, lambda completion, row: True)

@@ -7,15 +7,15 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from run_record import hash_files, write_run
 from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.cli.recipe import TaskArguments
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.eval.preflight import main, preflight
 from trl_prorl.eval.readiness.data import GOLD_REWARD, GOLD_VERIFIES
-from trl_prorl.eval.readiness.finding import Finding, exit_code
+from trl_prorl.eval.readiness.finding import exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps
 from trl_prorl.eval.readiness.samples_of import sample_rows
 from trl_prorl.tasks import get_task
@@ -42,14 +42,14 @@ def make(folder, rows=None, reward=None, model=None, peft_config=None, **keys):
 
 
 @pytest.fixture
-def found(tmp_path):
-    """A function: what the preflight of a trainer found, by its name, and the exit code."""
+def check(tmp_path):
+    """A function: the findings of a preflight by their names, and the exit code."""
 
-    def of(prompts=12, task=TASK, **keys):
+    def check_trainer(prompts=12, task=TASK, **keys):
         findings = preflight(make(tmp_path, **keys), task, prompts)
         return {finding.what: finding for finding in findings}, exit_code(findings)
 
-    return of
+    return check_trainer
 
 
 def test_a_verifier_that_rejects_reference_answers(tmp_path, monkeypatch):
@@ -89,110 +89,32 @@ def test_it_samples_as_a_step_does(tmp_path):
     assert sampled.truncated == [end not in trainer.eos_token_ids for end in ends]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 SMALL = ["--per_device_train_batch_size", "32", "--train_rows", "64", "--seed", "2"]
 
 
-def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder, capsys):
-    assert main(["--config", RECIPE, "--prompts", "20", "--json", "found.json", *SMALL]) == 0
-    assert [path.name for path in folder.iterdir()] == ["found.json"]
-    written = json.loads((folder / "found.json").read_text())
+def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(tmp_path, monkeypatch, capsys):
+    """Its own folder has a run already."""
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("mine"), metrics=[{"step": 1}])
+    own = hash_files(tmp_path)
+    words = ["--config", RECIPE, "--prompts", "20", "--json", "found.json", "--output_dir", "mine", *SMALL]
+    assert main(words) == 0
+    assert hash_files(tmp_path, without=["found.json"]) == own
+    written = json.loads(Path("found.json").read_text())
     assert written["exit_code"] == 0
     assert "can learn" in capsys.readouterr().out
-    values = {finding["what"]: finding["values"] for finding in written["findings"]}
+    findings = {finding["what"]: finding for finding in written["findings"]}
+    assert findings["output_dir"]["level"] == "look"
+    assert {finding["level"] for finding in findings.values()} <= {"fine", "look"}
+    values = {what: finding["values"] for what, finding in findings.items()}
     assert 0.1 < values["accuracy of the starting model"]["pass_rate"] < 0.45  # 0.25 by 60 runs, in recipes/tiny
     assert values["expected wall time"]["max_steps"] == 240
     assert 1e-5 < values["KL between the policies before and after the first 2 updates"]["kl"] < 0.02
-    assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
 
 
-FOUND = [
-    Finding("accuracy of the starting model", "0.95", "set " + "nearly all is solved " * 9, "look"),
-    Finding("longest prompt, with a completion", "42"),
-    Finding("separate verifier", "none", "set guard_gap: 0.1 [kl]", "look"),
-    Finding("learning rate", "0", "raise learning_rate", "stop"),
-    Finding("expected wall time", "about 9 s for 10 steps"),
-]
-
-
-@pytest.fixture
-def printed(monkeypatch, capsys):
-    """A function: the exit code and the lines of the command, of a run with these findings."""
-    monkeypatch.setattr("trl_prorl.eval.preflight.build_trainer", lambda argv, folder: (None, TaskArguments(), []))
-    monkeypatch.setattr("trl_prorl.eval.preflight.check_trainer", lambda trainer: None)
-
-    def of(findings, *options):
-        monkeypatch.setattr("trl_prorl.eval.preflight.check", lambda *_: findings)
-        code = main(["--config", RECIPE, *options])
-        return code, capsys.readouterr().out.splitlines()
-
-    return of
-
-
-def test_what_needs_a_change_is_printed_first(printed):
-    code, lines = printed(FOUND)
-    assert code == 1
-    text = "\n".join(lines)
-    places = [text.index(part) for part in ("raise learning_rate", "0.95", "guard_gap: 0.1 [kl]", "about 9 s")]
-    assert places == sorted(places)
-    assert "42" not in text
-
-
-def test_all_prints_a_line_a_check(printed):
-    code, lines = printed(FOUND, "--all")
-    assert code == 1
-    assert len(lines) == len(FOUND)  # the last one has the time and the verdict
-    assert any(line.startswith("longest prompt, with a completion: 42") for line in lines)
-
-
-def test_a_run_with_nothing_wrong_is_one_line(printed):
-    code, lines = printed([finding for finding in FOUND if finding.level == "fine"])
-    assert code == 0
-    (line,) = lines
-    assert "can learn" in line and "about 9 s" in line and "--all" in line
-
-
-GAMED = ["tiny/gamed/control", "--prompts", "8", "--per_device_train_batch_size", "32", "--train_rows", "64"]
-
-
-def test_a_recipe_that_limits_hacking_and_was_trained_already(folder, capsys):
-    """It is checked, and nothing is written to its folder."""
-    (folder / "held").mkdir()
-    (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert main([*GAMED, "--output_dir", "held", "--all"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "already contains a run" in printed
-    assert "already limit" in printed
-    assert [path.name for path in (folder / "held").iterdir()] == ["metrics.jsonl"]
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        (["--optimizer_reset", "nope"], "nope"),
-    ],
-)
-def test_it_fails_as_the_run_would(folder, capsys, argv, said):
-    (folder / "held").mkdir()
-    (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
-    try:
-        code = main(["--config", RECIPE, *argv])
-    except SystemExit as ended:  # by the recipe alone
-        code = ended.code
-    assert code == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert said in error
-    assert list(folder.iterdir()) == [folder / "held"]
-
-
-def test_a_training_set_that_makes_no_step_stops_it(folder, capsys):
+def test_a_training_set_that_makes_no_step_stops_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(["--config", RECIPE, "--train_rows", "4"]) == 1
-    assert "train_rows" in capsys.readouterr().out
 
 
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
@@ -202,10 +124,10 @@ def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
 
 
 @pytest.mark.parametrize("rate, fault", [(50, "destroy"), (1e30, "NaN")])
-def test_first_updates_that_destroy_the_policy(found, rate, fault):
+def test_first_updates_that_destroy_the_policy(check, rate, fault):
     """With one update a batch no row of the record compares the policy with the one that sampled."""
     peft_config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
-    findings, code = found(learning_rate=rate, num_iterations=1, peft_config=peft_config, temperature=1.5)
+    findings, code = check(learning_rate=rate, num_iterations=1, peft_config=peft_config, temperature=1.5)
     last = [finding for finding in findings.values() if finding.level == "stop"][-1]
     assert code == 1
     assert fault in last.change
@@ -225,19 +147,19 @@ def reward_of(rate):
 FORM = reward_of(lambda text, right: float(text.isdigit()))
 
 
-def test_rewards_are_judged_by_their_sum_where_they_do_not_abstain(found):
+def test_rewards_are_judged_by_their_sum_where_they_do_not_abstain(check):
     """A format reward is the same for correct and wrong answers; rows may have a column `completion`."""
     exact = reward_of(lambda text, right: float(text == right) if right < "5" else None)
     exact.__name__ = "exact"  # each reward has a name of its own
     rows = [{**row, "completion": "gold"} for row in TASK.rows("train", 24)]
     for rewards, number in (([FORM, exact], None), (exact, "1.00, 0.00")):
-        paid = found(8, rows=rows, reward=rewards)[0][GOLD_REWARD]
+        paid = check(8, rows=rows, reward=rewards)[0][GOLD_REWARD]
         assert paid.level == "fine"
         assert number in (None, paid.number)
 
 
 @pytest.mark.parametrize("weights, silent", [([1.0, 1.0, 1.0], "2 of 4"), ([0.0, 1.0, 0.0], "0 of 4")])
-def test_rewards_that_are_normalised_before_their_sum_are_compared_so(found, weights, silent):
+def test_rewards_that_are_normalised_before_their_sum_are_compared_so(check, weights, silent):
     """Their sum is constant; in every second group the first is constant, so the others cancel out."""
 
     def first(completions, **columns):
@@ -250,26 +172,26 @@ def test_rewards_that_are_normalised_before_their_sum_are_compared_so(found, wei
         return [-one - other for one, other in zip(first(completions), second(completions), strict=True)]
 
     keys = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": weights}
-    finding = found(4, reward=[first, second, third], **keys)[0]["groups that give no gradient"]
+    finding = check(4, reward=[first, second, third], **keys)[0]["groups that give no gradient"]
     assert finding.number.startswith(silent)
 
 
-def test_verdicts_are_the_task_s_where_the_rewards_have_no_verifier(found):
+def test_verdicts_are_the_task_s_where_the_rewards_have_no_verifier(check):
     """A reward of 1 for everything is no accuracy of 1; without a task, a full reward means a correct answer."""
-    findings, code = found(reward=reward_of(lambda text, right: 1.0))
+    findings, code = check(reward=reward_of(lambda text, right: 1.0))
     assert findings["accuracy of the starting model"].values["pass_rate"] < 0.6
     assert code == 1
-    findings, _ = found(task=None, reward=FORM, temperature=1.5)
+    findings, _ = check(task=None, reward=FORM, temperature=1.5)
     assert findings["separate verifier"].number == "none"
 
 
 @pytest.mark.parametrize("fault", ["raises", "is nan"])
-def test_a_reward_that_fails_is_a_finding_among_the_others(found, fault):
+def test_a_reward_that_fails_is_a_finding_among_the_others(check, fault):
     def reward(completions, **columns):
         return [float("nan") if fault == "is nan" else 1 / 0 for _ in completions]
 
     reward.batch_verifier = task_reward(TASK).batch_verifier
-    findings, code = found(4, reward=reward)
+    findings, code = check(4, reward=reward)
     assert findings[GOLD_VERIFIES].number == "4 of 4"
     (*_, last) = findings.values()
     assert last.level == "stop"
@@ -280,15 +202,5 @@ def test_a_reward_that_fails_is_a_finding_among_the_others(found, fault):
 def test_an_evaluation_on_the_training_set_is_found(tmp_path):
     trainer = make(tmp_path)
     trainer.eval_dataset = trainer.train_dataset
-    (found,) = [one for one in preflight(trainer, prompts=4) if one.what == "prompts of validation in train"]
-    assert found.level == "look"
-
-
-def test_a_training_set_without_prompts_or_a_stream_is_an_error(tmp_path):
-    trainer = make(tmp_path)
-    trainer.train_dataset = trainer.train_dataset.rename_column("prompt", "question")
-    with pytest.raises(ValueError, match="no column 'prompt'"):
-        preflight(trainer)
-    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
-    with pytest.raises(ValueError, match="is a stream"):
-        preflight(trainer)
+    levels = {finding.what: finding.level for finding in preflight(trainer, prompts=4)}
+    assert levels["prompts of validation in train"] == "look"

@@ -38,17 +38,26 @@ SIGNS = {
 }
 
 
+@pytest.fixture
+def causes_of(read_run):
+    """A function: the causes in a run of 100 steps, healthy but for these columns and keys, each with its step."""
+
+    def find(variant="control", config=None, **changes):
+        config = {"learning_rate": 1e-4, **(config or {})}
+        run = read_run(variant, steps=100, config=config, **HEALTHY | changes)
+        return {rule.cause: cause.step for rule, cause in find_causes(run)}
+
+    return find
+
+
 def test_every_rule_has_a_sign():
     assert SIGNS.keys() == {rule.cause for rule in RULES}
 
 
 @pytest.mark.parametrize("cause", SIGNS)
-def test_a_sign_is_named_and_nothing_else(read_run, cause):
+def test_a_sign_is_named_and_nothing_else(causes_of, cause):
     sign, step = SIGNS[cause]
-    run = read_run("control", steps=100, **{"config": {"learning_rate": 1e-4}} | HEALTHY | sign)
-    ((rule, found),) = find_causes(run)
-    assert rule.cause == cause
-    assert step in (found.step, None)
+    assert causes_of(**sign) == {cause: step}
 
 
 ALL_WEIGHTS = {"env": dict.fromkeys(AT_TRLS_RATE["env"], 9)}
@@ -56,13 +65,12 @@ OWN_OPTIMIZER = {"lr": lambda step: 1e-4 * (1 - step / 100)}  # of a script, bes
 
 
 @pytest.mark.parametrize("more", [{"config": {"learning_rate": 2e-6}}, ALL_WEIGHTS, OWN_OPTIMIZER])
-def test_a_rate_above_trls_and_one_for_all_weights_are_in_order(read_run, more):
-    assert find_causes(read_run("control", steps=100, **HEALTHY | AT_TRLS_RATE | more)) == []
+def test_a_rate_above_trls_and_one_for_all_weights_are_in_order(causes_of, more):
+    assert causes_of(**AT_TRLS_RATE | more) == {}
 
 
-def test_a_run_that_solves_its_prompts_is_in_no_trouble(read_run):
-    solved = {"accuracy": 0.99, "reward": 0.99, "frac_reward_zero_std": 0.99, "kl_penalty": 5e-4}
-    assert find_causes(read_run("control", steps=100, **HEALTHY | solved)) == []
+def test_a_run_that_solves_its_prompts_is_in_no_trouble(causes_of):
+    assert causes_of(accuracy=0.99, reward=0.99, frac_reward_zero_std=0.99, kl_penalty=5e-4) == {}
 
 
 def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_run, make_rows, capsys):
@@ -84,15 +92,13 @@ def test_the_earliest_comes_first_and_the_exit_code_says_that_there_is_one(make_
     assert "well" in well_line and "env.json" in left_out and left_out.isprintable()
 
 
-def test_a_kl_that_holds_the_policy_is_named_while_the_reward_rises(read_run):
-    ((rule, found),) = find_causes(read_run("control", steps=100, **HEALTHY | {"kl_penalty": 0.02, "kl_ref": 0.001}))
-    assert (rule.cause, found.step) == ("KL too strong", 20)
+def test_a_kl_that_holds_the_policy_is_named_while_the_reward_rises(causes_of):
+    assert causes_of(kl_penalty=0.02, kl_ref=0.001) == {"KL too strong": 20}
 
 
-def test_a_policy_that_a_high_rate_destroys_is_not_said_to_be_cut(read_run):
+def test_a_policy_that_a_high_rate_destroys_is_not_said_to_be_cut(causes_of):
     fallen = {"reward": lambda step: 0.5 * (step <= 20), "truncated_fraction": lambda step: float(step > 15)}
-    run = read_run("plain", steps=100, **HEALTHY | fallen | {"accuracy": 0.2})
-    first, *others = [rule.cause for rule, _ in find_causes(run)]
+    first, *others = causes_of("plain", **fallen, accuracy=0.2)
     assert first == "learning rate too high" and "completions are cut" in others
 
 
@@ -124,10 +130,9 @@ FALLEN = {"reward": lambda step: 0.5 if step <= 50 else 0.2, "accuracy": 0.2}
 
 
 @pytest.mark.parametrize("key", [None, *LOWER_THE_REWARD])
-def test_a_reward_that_a_key_lowers_names_no_cause(read_run, key):
-    run = read_run("control", steps=100, **HEALTHY | FALLEN | {"config": {"learning_rate": 1e-4, key: 4}})
-    causes = {rule.cause for rule, _ in find_causes(run)}
-    assert causes == (set() if key else {"learning rate too high", "KL too strong"})
+def test_a_reward_that_a_key_lowers_names_no_cause(causes_of, key):
+    causes = causes_of(**FALLEN, config={key: 4})
+    assert causes.keys() == (set() if key else {"learning rate too high", "KL too strong"})
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -151,30 +156,26 @@ def test_a_reward_that_passes_0_is_healthy_until_it_falls(read_run, seed):
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_groups_of_equal_rewards_are_no_signal_if_all_their_advantages_are_0(read_run, estimator):
+def test_groups_of_equal_rewards_are_no_signal_if_all_their_advantages_are_0(causes_of, estimator):
     advantages = estimate(torch.tensor([1.0, 1.0, 0.0, 0.0]), group_size=2, estimator=estimator)
-    config = {"learning_rate": 1e-4, "advantage_estimator": estimator}
-    run = read_run("control", steps=100, **HEALTHY | {"frac_reward_zero_std": 1.0, "config": config})
-    assert bool(find_causes(run)) is not advantages.any().item()
+    causes = causes_of(frac_reward_zero_std=1.0, config={"advantage_estimator": estimator})
+    assert bool(causes) is not advantages.any().item()
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_a_narrow_range_of_sequences_clips_many_at_any_rate(read_run, level):
+def test_a_narrow_range_of_sequences_clips_many_at_any_rate(causes_of, level):
     """GSPO's paper clips 15 % of the tokens, our recipe half of the sequences."""
-    config = {"learning_rate": 1e-4, "importance_sampling_level": level}
-    run = read_run("plain", steps=100, **HEALTHY | {"clip_region_mean": 0.5, "config": config})
-    assert bool(find_causes(run)) is (level == "token")
+    causes = causes_of("plain", clip_region_mean=0.5, config={"importance_sampling_level": level})
+    assert bool(causes) is (level == "token")
 
 
 @pytest.mark.parametrize("kl, cause", [(1e-3, set()), (1e-5, {"KL idle"}), (0.2, {"KL too strong"})])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_what_a_loss_divides_by_changes_no_cause(read_run, loss_type, kl, cause):
+def test_what_a_loss_divides_by_changes_no_cause(causes_of, loss_type, kl, cause):
     """The same KL of each token, in TRL's loss of 100-token completions: is it idle, in order, or too strong?"""
     mask = (torch.arange(1000) < 100).float().repeat(4, 1)
     term = (token_weights(mask, loss_type, 1.0, 1000, mask.sum()) * 0.3 * kl).sum().item()
     still = {"reward": 0.2, "accuracy": 0.2} if kl > 0.1 else {}
-    config = {"learning_rate": 1e-4, "loss_type": loss_type, "max_completion_length": 1000}
-    columns = {"kl_penalty": term, "kl_ref": kl, "completion_length": 100.0, "config": config}
-    assert {
-        rule.cause for rule, _ in find_causes(read_run("control", steps=100, **HEALTHY | columns | still))
-    } == cause
+    config = {"loss_type": loss_type, "max_completion_length": 1000}
+    columns = {"kl_penalty": term, "kl_ref": kl, "completion_length": 100.0}
+    assert causes_of(**columns, **still, config=config).keys() == cause

@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -8,7 +7,6 @@ from matplotlib.figure import Figure
 from trl_prorl.cli.variants import VARIANTS
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import curves, plotting
-from trl_prorl.eval.run_folder.reading import load_run
 from trl_prorl.eval.run_folder.run import UNKNOWN_COLOUR
 
 
@@ -65,10 +63,10 @@ def test_seeds_become_a_mean_and_a_band_and_their_resets_are_marked(read_run):
 def test_a_curve_is_drawn_where_its_metric_was_measured(read_run):
     """Accuracy beside the reward, with the event of its guard; evaluations during training, as measured."""
     event = {"event": "guard_gap", "step_applied": 15, "reason": "accuracy fell, the reward did not"}
-    hacked = read_run("plain", steps=20, reward=0.9, accuracy=lambda step: 0.5 - step / 100, events=[event])
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
-    (hacked.path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    runs = [load_run(hacked.path), read_run("A", steps=20, reward=0.8)]
+    columns = {"reward": 0.9, "accuracy": lambda step: 0.5 - step / 100}
+    hacked = read_run("plain", steps=20, events=[event], evaluations=rows, **columns)
+    runs = [hacked, read_run("A", steps=20, reward=0.8)]
     axes = curve(runs, "Training reward, accuracy (dotted)")
     assert line(axes, "plain0: accuracy")[1][-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
     assert line(axes, "plain0")[1][-1] == 0.9

@@ -22,24 +22,11 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
     root = tmp_path_factory.mktemp("study")
     drifted = {"interval": [0.1, 0.5], "token_agreement": 0.9, "base_entropy": 0.7, "entropy": 0.6, "mean_tokens": 5.0}
     point = {"pass@1": 0.4, "interval@1": [0.3, 0.5], "correct": [3, 4] * 8, "truncated": 0.0, "mean_tokens": 5.0}
-    sides = {"base": {"correct": [1, 2, 3, 4]}, "trained": {"correct": [1, 1, 3, 4]}}
     evaluated = {
         "k": [1],
         "prompt_ids": PROMPTS,
         "checkpoints": [{"step": step, **point} for step in (20, 40, 60)],
-        "others": {
-            "parity@2": {
-                "task": "parity",
-                "level": 2,
-                "prompts": 4,
-                "n": 8,
-                "k": [1],
-                "temperature": 1.0,
-                "max_new_tokens": 512,
-                "seed": 0,
-                **sides,
-            }
-        },
+        "others": {"parity@2": passk_result([1, 2, 3, 4], [1, 1, 3, 4])},
     }
     row = {"kl_ref": lambda step: step % 10 / 100, "kl_old": 1e-4, "time_step": 1.0, "time_ref": 0.1}
     row |= {"grad_norm": lambda step: 1 + step % 7, "entropy": 0.7, "tokens_per_second": 1000.0}

@@ -105,8 +105,8 @@ def test_the_matrix_by_hand_over_two_seeds(read_run):
 def test_one_seed_keeps_its_interval_over_prompts(read_run):
     (row,) = matrix([read_run("A", base=[0] * 40, trained=[0, 8] * 20)])
     # The mean of 40 coins has a standard error of 0.079.
-    found = [float(part.strip("[],")) for part in row["pass@1"].split()]
-    assert found == pytest.approx([0.5, 0.5 - 1.96 * 0.079, 0.5 + 1.96 * 0.079], abs=0.03)
+    numbers = [float(part.strip("[],")) for part in row["pass@1"].split()]
+    assert numbers == pytest.approx([0.5, 0.5 - 1.96 * 0.079, 0.5 + 1.96 * 0.079], abs=0.03)
 
 
 def point(step, value, **more):
@@ -133,29 +133,13 @@ def test_checkpoints_have_the_rate_that_fits(evaluated):
 
 
 @pytest.mark.parametrize(("trained", "interval"), [(2, "[-0.357, -0.098]"), (4, "[-0.126, +0.126]")])
-def test_forgetting_is_paired(evaluated, trained, interval):
+def test_forgetting_is_paired(evaluated, passk_result, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # With a prompt at -1 and one at 1 the mean is -5/22 or 0, the variance 3.25/22 - (5/22)^2 or 2/22.
     base = [2, 6] * 10
-    means = {"base": 0.5, "trained": 0.5 + (trained - 4) / 8}
-    sides = {side: {"pass@1": mean, "interval@1": [mean, mean]} for side, mean in means.items()}
-    sides["base"]["correct"] = base
-    sides["trained"]["correct"] = [count + trained - 4 for count in base]
-    other = {
-        "parity@2": {
-            "task": "parity",
-            "level": 2,
-            "prompts": len(base),
-            "n": 8,
-            "k": [1],
-            "temperature": 1.0,
-            "max_new_tokens": 512,
-            "seed": 0,
-            **sides,
-        }
-    }
+    other = passk_result(base, [count + trained - 4 for count in base])
     change = (trained - 4) / 8
-    ((row,),) = [table.rows for table in page.by_task(Frame([evaluated(others=other)])).tables]
+    ((row,),) = [table.rows for table in page.by_task(Frame([evaluated(others={"parity@2": other})])).tables]
     assert [row[1][:5], row[2][:5], row[3]] == ["0.500", f"{0.5 + change:.3f}", f"{change:+.3f} {interval}"]
 
 
@@ -174,18 +158,19 @@ def test_tasks_and_drift_by_hand(evaluated):
 
 def test_the_control_of_a_run_is_that_of_its_seed(read_run):
     runs = [read_run(variant, seed) for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))]
-    control, own, *_ = runs
-    _, _, of_a, other = Frame(runs).rows
-    assert (of_a.control, of_a.own_control) == (own, own)
-    assert (other.control, other.own_control) == (control, None)
+    control, of_seed, *_ = runs
+    *_, first, second = Frame(runs).rows
+    assert (first.control, first.own_control) == (of_seed, of_seed)
+    assert (second.control, second.own_control) == (control, None)
     assert Frame(runs[2:]).rows[0].control is None
     for elsewhere in ({"task": "sorting"}, {"model_name_or_path": "big"}):
         assert Frame([runs[0], read_run("A", config=elsewhere)]).rows[1].control is None
 
 
-def test_the_bound_of_pass_at_k_is_told_for_both_sides(passk_result):
+def test_the_notes_tell_the_bound_of_pass_at_k_for_both_sides_and_newly_solved_prompts(passk_result):
     # By hand: two samples both fail in 1/4 and 1/12 of the pairs; at k = 4 the bounds are 15/16 and 143/144.
     _, line = page.result_notes(passk_result(base=[1, 3] * 10, trained=[2, 3] * 10, n=4, k=[1, 4]))
     assert "pass@4" in line
     assert re.findall(r"0\.\d+", line) == ["0.938", "0.993"]
-    assert len(page.result_notes(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2, k=[1, 2]))) == 1
+    (newly_solved,) = page.result_notes(passk_result(base=[0] * 6 + [1] * 7, trained=[2] * 12 + [0], n=2, k=[1, 2]))
+    assert re.findall(r"(\d+) (?:prompts|lost)", newly_solved) == ["6", "1"]

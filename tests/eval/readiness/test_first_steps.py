@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trl_prorl.eval.readiness import cost
-from trl_prorl.eval.readiness.cost import cost_findings, duration, seconds_of_run
+from trl_prorl.eval.readiness.cost import cost_findings, seconds_of_run
 from trl_prorl.eval.readiness.finding import LOOK, STOP
 from trl_prorl.eval.readiness.first_steps import MAX_KL, kl_finding, rate_findings
 from trl_prorl.eval.readiness.memory import GIB
@@ -26,11 +26,6 @@ def test_wall_time_by_hand():
     assert seconds_of_run([FIRST], 10, 2) == 10 * 3 + 5 * 7
     # The reference scores in every step (ref_compute: naive_epoch): 6 + 1 + 2 s with a generation, 1 + 2 without.
     assert seconds_of_run([FIRST, SECOND | {"time_step": 3.0, "time_ref": 1.0}], 10, 2) == 5 * 9 + 5 * 3
-
-
-def test_a_duration_has_its_units():
-    expected = {0.2: "1 s", 59.6: "1 min 0 s", 82: "1 min 22 s", 3599: "59 min 59 s", 7500: "2 h 5 min"}
-    assert {seconds: duration(seconds) for seconds in expected} == expected
 
 
 def test_time_and_memory_on_a_gpu(monkeypatch):

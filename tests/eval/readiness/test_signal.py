@@ -126,29 +126,28 @@ def test_a_finding_by_hand(found, what, level, said):
 LIMITED = {"beta": 0.3, "kl_target": 0.14, "guard_gap": 0.05}
 
 
+BASE_TARGET = {"beta_base": 0.01, "kl_target": 0.14}
+
+
 @pytest.mark.parametrize(
-    ("limits", "keys", "said", "unsaid"),
+    ("keys", "limited"),
     [
-        (LIMITED, {}, "already limit", "reward the verifier"),
-        ({"guard_gap": 0.05}, {}, "else set beta: 0.3", "guard_gap"),
-        # With a KL the guard is not advised: it rarely fires there, and then falsely.
-        ({"beta": 0.3}, {}, "already limit", "guard_gap"),
-        ({"kl_target": 0.14, "guard_gap": 0.1}, {}, "beta: 0.3", "guard_gap"),
-        (LIMITED | {"kl_target": 0.5}, {}, "now 0.5", "already"),
-        (LIMITED, {"resets": True}, "no reset trigger", "already"),
+        (LIMITED, True),
+        ({"guard_gap": 0.05}, False),
+        ({"beta": 0.3}, True),
+        ({"kl_target": 0.14, "guard_gap": 0.1}, False),
+        (LIMITED | {"kl_target": 0.5}, False),
+        (LIMITED | {"resets": True}, False),
         # A target acts on the first of beta, beta_old and beta_base. Only a KL to the starting model limits hacking.
-        ({"beta_base": 0.01, "kl_target": 0.14}, {}, "already limit", "reward the verifier"),
-        ({"beta_base": 0.01, "kl_target": 0.14}, {"beta_old": 1.0}, "else set beta: 0.3", "already"),
-        (LIMITED, {"beta_old": 1.0}, "already limit", "reward the verifier"),
-        (LIMITED | {"beta_base": 1e-6}, {"resets": True}, "no reset trigger", "already"),
+        (BASE_TARGET, True),
+        (BASE_TARGET | {"beta_old": 1.0}, False),
+        (LIMITED | {"beta_old": 1.0}, True),
+        (LIMITED | {"beta_base": 1e-6, "resets": True}, False),
     ],
 )
-def test_only_what_is_missing_is_advised_against_reward_hacking(limits, keys, said, unsaid):
-    finding = of(rollouts(MIXED, rewards=HACKED, **limits, **keys), PAY)
-    assert finding.level == LOOK
-    assert said in finding.change
-    assert unsaid not in finding.change
-    assert finding.values["limited"] == ("already" in finding.change)
+def test_a_kl_to_the_starting_model_limits_reward_hacking_unless_resets_move_it(keys, limited):
+    finding = of(rollouts(MIXED, rewards=HACKED, **keys), PAY)
+    assert (finding.level, finding.values["limited"]) == (LOOK, limited)
 
 
 def test_the_accuracy_has_its_interval():

@@ -8,8 +8,7 @@ import json
 import shutil
 
 import pytest
-import yaml
-from run_record import error_lines, hash_files
+from run_record import error_lines, hash_files, write_run
 from transformers import LlavaConfig
 
 from trl_prorl.errors import InputError
@@ -19,38 +18,25 @@ from trl_prorl.eval.samples.models import load_base_model, settings_of_base, wit
 from trl_prorl.run.provenance import fingerprint
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project with a base model, data and a run, and another directory, which one is in."""
-    project = tmp_path / "project"
-    elsewhere = tmp_path / "elsewhere"
-    for folder in (project / "runs/embedded/7b", project / "runs/study/A", elsewhere):
-        folder.mkdir(parents=True)
-    (project / "runs/embedded/7b/config.json").write_text("{}")
-    monkeypatch.chdir(elsewhere)
-    return project
-
-
-def test_a_base_model_with_other_weights_is_refused(project):
-    run = project / "runs/study/A"
-    folder = project / "runs/embedded/7b"
-    config = {"model_name_or_path": str(folder)}
+def test_a_base_model_with_other_weights_is_refused(tmp_path):
+    folder = tmp_path / "embedded" / "7b"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
-    (run / "env.json").write_text(json.dumps({"base_model": {"sha256": fingerprint(str(folder))}}))
-    assert with_base_model(run, config)["model_name_or_path"] == str(folder)
+    write_run(tmp_path, env={"base_model": {"sha256": fingerprint(str(folder))}})
+    config = {"model_name_or_path": str(folder)}
+    assert with_base_model(tmp_path, config)["model_name_or_path"] == str(folder)
     (folder / "model.safetensors").write_bytes(b"others")
-    with pytest.raises(InputError, match="other weights"):
-        with_base_model(run, config)
-    with pytest.raises(InputError, match="other weights"):  # a folder's name that is one on the Hub, too
-        with_base_model(run, {"model_name_or_path": "embedded/7b"})
+    for name in (str(folder), "embedded/7b"):  # a folder's name that is one on the Hub, too
+        with pytest.raises(InputError, match="other weights"):
+            with_base_model(tmp_path, {"model_name_or_path": name})
 
 
-def test_the_hubs_commit_that_the_run_began_from(project):
-    run = project / "runs/study/A"
+def test_the_hubs_commit_that_the_run_began_from(tmp_path):
     config = {"model_name_or_path": "Qwen/A", "model_init_kwargs": {"revision": "main"}}
-    assert with_base_model(run, config)["revision"] == "main"  # which the Hub may have moved
-    (run / "env.json").write_text(json.dumps({"base_model": {"name": "Qwen/A", "hub_id": "Qwen/A", "commit": "abc"}}))
-    assert with_base_model(run, config)["revision"] == "abc"
+    assert with_base_model(tmp_path, config)["revision"] == "main"  # which the Hub may have moved
+    write_run(tmp_path, env={"base_model": {"name": "Qwen/A", "hub_id": "Qwen/A", "commit": "abc"}})
+    assert with_base_model(tmp_path, config)["revision"] == "abc"
 
 
 @pytest.fixture
@@ -65,8 +51,7 @@ def mine(tmp_path):
 
 @pytest.mark.parametrize("name", ["passk", "drift", "report", "push"])
 def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
-    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    (run_dir / "env.json").write_text("{}")
+    write_run(run_dir, metrics=[{"step": 1}], env={})
     before = hash_files(mine)
     evaluation = HeldOut(run_dir, "test", 2)
     (run_dir / "samples").mkdir()
@@ -83,11 +68,9 @@ def test_a_link_out_of_a_run_s_folder(run_dir, task, mine, capsys, name):
     assert not task.seen
 
 
-def test_a_link_out_of_the_base_s_folder(run_dir, base, task, mine, tmp_path, capsys):
+def test_a_link_out_of_the_base_s_folder(run_dir, base, mine, tmp_path, change_config, capsys):
     folder = shutil.copytree(base, tmp_path / "base")
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    config["model_name_or_path"] = str(folder)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    change_config(run_dir, model_name_or_path=str(folder))
     (folder / "merges.txt").symlink_to(mine / "id_rsa")
     assert passk.main(["--run", str(run_dir)]) == 2
     error = capsys.readouterr().err
@@ -101,28 +84,28 @@ def write_evil(folder, marker):
 
 
 @pytest.mark.parametrize("of", ["tokenizer", "base", "full model", "processor"])
-def test_nobody_is_asked_to_run_a_stranger_s_code(run_dir, base, task, tmp_path, monkeypatch, capsys, of):
+def test_nobody_is_asked_to_run_a_stranger_s_code(
+    run_dir, base, task, tmp_path, change_config, monkeypatch, capsys, of
+):
     """Whoever is asked says yes."""
     asked = []
     monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
     folder = run_dir
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
     if of == "base":
         folder = shutil.copytree(base, tmp_path / "base")
-        config["model_name_or_path"] = str(folder)
+        change_config(run_dir, model_name_or_path=str(folder))
     elif of == "full model":
         for file in [*run_dir.glob("adapter*"), *base.iterdir()]:
             file.unlink() if file.parent == run_dir else shutil.copy(file, run_dir)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     marker = tmp_path / "PWNED"
     write_evil(folder, marker)
     file, classes = {
         "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
         "processor": ("processor_config.json", {"AutoProcessor": "evil.Evil"}),
     }.get(of, ("config.json", {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}))
-    found = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
-    found |= {"auto_map": classes, "tokenizer_class": "Evil", "model_type": "evil", "processor_class": "Evil"}
-    (folder / file).write_text(json.dumps(found))
+    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    content |= {"auto_map": classes, "tokenizer_class": "Evil", "model_type": "evil", "processor_class": "Evil"}
+    (folder / file).write_text(json.dumps(content))
     ended = passk.main(["--run", str(run_dir), "--prompts", "2", "--n", "1", "--k", "1"])
     assert (ended, asked) == (2, [])
     assert not marker.exists()

@@ -4,18 +4,16 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import trl_prorl.tasks
-from trl_prorl.errors import InputError, RunError
+from trl_prorl.errors import RunError
 from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples import held_out
 from trl_prorl.eval.samples.held_out import HeldOut, plan
@@ -123,15 +121,14 @@ REPLACE = {"type": "Replace", "pattern": {"String": "7"}, "content": "3"}
     ],
 )
 def test_samples_of_another_configuration_or_tokenizer_are_drawn_again(
-    run_dir, base, drawn, tmp_path, calls, full, file, change, is_other
+    run_dir, base, drawn, tmp_path, calls, change_config, full, file, change, is_other
 ):
     shutil.copytree(base, tmp_path / "base")
     if full:
         shutil.copy(base / "config.json", run_dir)
         shutil.copy(base / "model.safetensors", run_dir)
         (run_dir / "adapter_config.json").unlink()
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"model_name_or_path": str(tmp_path / "base")}))
+    change_config(run_dir, model_name_or_path=str(tmp_path / "base"))
     before = drawn(3, 4)
     changed = tmp_path / file
     content = json.loads(changed.read_text()) if changed.exists() else {}
@@ -140,10 +137,9 @@ def test_samples_of_another_configuration_or_tokenizer_are_drawn_again(
     assert len(calls) == 1 + is_other
 
 
-def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
+def test_a_killed_evaluation_goes_on(forks, run_dir, tmp_path, change_config):
     """Killed from outside while it samples; its samples and the rest are those of an undisturbed evaluation."""
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    (run_dir / "config.yaml").write_text(yaml.safe_dump({**config, "task": "parity", "task_level": 2}))
+    change_config(run_dir, task_level=2)
     undisturbed = shutil.copytree(run_dir, tmp_path / "elsewhere" / "A")
     arguments = ["--run", str(run_dir), "--prompts", "10", "--n", "4", "--k", "1", "--batch-size", "4"]
     process = forks.start(run="-m", argv=["eval.passk", *arguments], log=str(tmp_path / "log"))
@@ -191,7 +187,7 @@ def test_prompts_of_the_training_split_are_counted_as_trained_on(run_dir):
     assert HeldOut(run_dir, "test", 6).in_training is None
 
 
-def test_prompts_of_a_users_task_are_counted_in_a_mixture(run_dir, monkeypatch):
+def test_prompts_of_a_users_task_are_counted_in_a_mixture(run_dir, change_config, monkeypatch):
     """Its test rows are training rows."""
 
     class Same(Sorting):
@@ -201,8 +197,7 @@ def test_prompts_of_a_users_task_are_counted_in_a_mixture(run_dir, monkeypatch):
     mixture = Mixture({"sorting": 1})
     mixture.members["sorting"] = Same()
     monkeypatch.setattr("trl_prorl.tasks.registry.get_task", lambda name, **options: mixture)
-    path = run_dir / "config.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"train_rows": 6}))
+    change_config(run_dir, train_rows=6)
     assert HeldOut(run_dir, "test", 6).in_training == 6
 
 
@@ -252,19 +247,12 @@ def test_rows_are_named_by_content():
     assert names[2] == names[0] != names[1]
 
 
-@pytest.mark.parametrize("form", ["task", "plugin"])
-def test_a_row_that_is_there_twice_counts_once_and_a_line_says_so(run_dir, task, monkeypatch, capsys, form):
+def test_a_row_that_is_there_twice_counts_once_and_a_line_says_so(run_dir, task, monkeypatch, capsys):
     """Of the same prompt with another answer each is kept, and all columns count."""
     first, second = ({"prompt": [{"role": "user", "content": f"say {i}"}], "answer": i} for i in (0, 1))
     rows = Dataset.from_list([first, second, first, {**first, "answer": 1}, second])
-    if form == "task":
-        monkeypatch.setattr(type(task), "rows", lambda *args, **keys: rows)
-        evaluation = HeldOut(run_dir, "test", 5)
-    else:
-        module = SimpleNamespace(held_out_rows=lambda: rows, verify=lambda completion, row: True)
-        monkeypatch.setattr("trl_prorl.tasks.plugin.HELD_OUT", {run_dir / "mine.py": module})
-        evaluation = HeldOut(run_dir, "test", None, name=TaskName("own", is_own=True))
-    assert evaluation.rows == [first, second, {**first, "answer": 1}]
+    monkeypatch.setattr(task, "rows", lambda *args, **keys: rows)
+    assert HeldOut(run_dir, "test", 5).rows == [first, second, {**first, "answer": 1}]
     (line,) = capsys.readouterr().out.splitlines()
     assert "2 of 5" in line
 
@@ -280,8 +268,3 @@ def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"n": 2})
     assert json.loads(path.read_text()) == {"n": 1}
-
-
-def test_an_unknown_split_is_named_as_the_option(run_dir):
-    with pytest.raises(InputError, match="--split tets"):
-        HeldOut(run_dir, "tets", 2, name=TaskName.parse("sorting"))

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-import yaml
+from run_record import write_run
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.errors import InputError
@@ -31,11 +31,12 @@ def test_the_models_of_a_run(run_dir, config, add_checkpoints):
         checkpoint_points(run_dir, "all")
     add_checkpoints(run_dir, 8, 100, 20)
     (run_dir / "checkpoint-12").mkdir()  # no weights in it
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 100)))
+    write_run(run_dir, metrics=[{"step": step} for step in (1, 2, 100)])
     assert trained_point(run_dir) == Point("trained", 100, run_dir)
-    found = checkpoint_points(run_dir, "all")
     # The last step's is the trained model.
-    assert found == [Point(f"step-{step}", step, run_dir / f"checkpoint-{step}") for step in (8, 20)]
+    assert checkpoint_points(run_dir, "all") == [
+        Point(f"step-{step}", step, run_dir / f"checkpoint-{step}") for step in (8, 20)
+    ]
     assert [point.step for point in checkpoint_points(run_dir, [20, 8, 8])] == [8, 20]
     with pytest.raises(InputError, match=r"\[8, 20, 100\], not \[12\]"):
         checkpoint_points(run_dir, [12])
@@ -55,9 +56,8 @@ def test_every_point_loads_its_own_weights(run_dir, base, config, add_checkpoint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is bfloat16 whatever the run says")
-def test_the_precision_of_an_evaluation_on_a_cpu(run_dir, task, monkeypatch):
+def test_the_precision_of_an_evaluation_on_a_cpu(run_dir, task, change_config, monkeypatch):
     """That of the run if the CPU computes in it; samples in bf16 are kept apart from those in float32."""
-    path = run_dir / "config.yaml"
     stores = {}
     for bf16, instructions, dtype in (
         (None, True, torch.float32),
@@ -65,7 +65,7 @@ def test_the_precision_of_an_evaluation_on_a_cpu(run_dir, task, monkeypatch):
         (True, True, torch.bfloat16),
     ):
         monkeypatch.setattr(models, "cpu_computes_bf16", lambda computes=instructions: computes)
-        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"bf16": bf16}))
+        change_config(run_dir, bf16=bf16)
         held_out = HeldOut(run_dir, "test", 2)
         for point in (held_out.base, held_out.trained):
             loaded = load_point(point, held_out.config)
@@ -78,7 +78,7 @@ def test_the_precision_of_an_evaluation_on_a_cpu(run_dir, task, monkeypatch):
 def test_a_run_that_was_resumed_and_killed_left_the_weights_of_its_first_end(run_dir, config, add_checkpoints):
     """It ended at step 80; its log files and checkpoints are of the longer run, killed at step 150."""
     add_checkpoints(run_dir, 120, 150)
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (80, 120, 150)))
+    write_run(run_dir, metrics=[{"step": step} for step in (80, 120, 150)])
     write_run_id(run_dir, "1", 80)
     assert trained_point(run_dir) == Point("trained", 80, run_dir)
     for wanted in ("all", [120, 150]):
@@ -91,7 +91,7 @@ def test_a_run_that_was_resumed_and_killed_left_the_weights_of_its_first_end(run
 def test_weights_that_were_copied_from_a_checkpoint_have_its_step(run_dir, add_checkpoints):
     """The run was killed at step 25, or ended there; its best checkpoint, the first, is what it left."""
     add_checkpoints(run_dir, 8, 20)
-    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 25}) + "\n")
+    write_run(run_dir, metrics=[{"step": 25}])
     shutil.copy(run_dir / "checkpoint-8" / "adapter_model.safetensors", run_dir)
     for noted in (None, 25):
         write_run_id(run_dir, "1", noted)

@@ -11,11 +11,21 @@ from trl_prorl.upstream.weights import load_model
 NEW_TOKENS = 6
 
 
+@pytest.fixture
+def model(base):
+    return load_model(base, dtype=torch.float32)
+
+
+@pytest.fixture
+def tokenizer(base):
+    return load_tokenizer(base)
+
+
 @pytest.fixture(params=[None, {"recordings": None}], ids=["generate", "compact"])
-def draw(request, task):
+def draw(request, task, model, tokenizer):
     """`sample` by either loop: what is said here holds of each."""
 
-    def draw(model, tokenizer, prompts, n, **keys):
+    def draw(prompts, n, **keys):
         rows = list(task.rows("test", prompts))
         sampling = SamplingSettings(max_new_tokens=NEW_TOKENS, **keys)
         return sample(model, tokenizer, task, rows, n, sampling, compact=request.param)
@@ -23,25 +33,21 @@ def draw(request, task):
     return draw
 
 
-def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
+def test_every_sample_belongs_to_its_prompt(model, tokenizer, task, greedy_by_hand, draw):
     """At a temperature this low all samples of a prompt are its greedy completion, penalties of the model's aside."""
-    model = load_model(base, dtype=torch.float32)
-    tokenizer = load_tokenizer(base)
     rows = list(task.rows("test", 5))
     model.generation_config.update(repetition_penalty=50.0)
-    drawn = draw(model, tokenizer, 5, 3, temperature=1e-4)
+    drawn = draw(5, 3, temperature=1e-4)
     said = [greedy_by_hand(model, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
     assert len(set(said)) > 1
     assert task.seen == [text for text in said for _ in range(3)]
     assert [[one["completion"] for one in samples] for samples in drawn] == [[text] * 3 for text in said]
 
 
-def test_tokens_and_truncation(base, draw):
+def test_tokens_and_truncation(tokenizer, draw):
     """The sampled tokens are kept, up to the one that ends: decoded they are the text; only the cut ones are full."""
-    model = load_model(base, dtype=torch.float32)
-    tokenizer = load_tokenizer(base)
     set_seed(0)
-    (samples,) = draw(model, tokenizer, 1, 200)
+    (samples,) = draw(1, 200)
     assert {one["truncated"] for one in samples} == {True, False}
     for one in samples:
         assert tokenizer.decode(one["ids"], skip_special_tokens=True) == one["completion"]
@@ -49,23 +55,19 @@ def test_tokens_and_truncation(base, draw):
         assert len(one["ids"]) == NEW_TOKENS if one["truncated"] else one["ids"][-1] == tokenizer.eos_token_id
 
 
-def test_every_declared_token_stops(base):
-    model = load_model(base, dtype=torch.float32)
-    tokenizer = load_tokenizer(base)
+def test_every_declared_token_stops(model, tokenizer):
     model.generation_config.eos_token_id = [5, 1]
     assert stop_token_ids(model, tokenizer) == [1, 5]
     model.generation_config.eos_token_id = None
     assert stop_token_ids(model, tokenizer) == [1]
 
 
-def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
+def test_what_a_model_asks_of_generation_is_not_in_the_way(model, draw):
     """Its own top_k, min_p, forbidden tokens, length and beams: the samples are those of a model that asks nothing."""
-    model = load_model(base, dtype=torch.float32)
-    tokenizer = load_tokenizer(base)
 
     def drawn():
         set_seed(0)
-        return [one["ids"] for samples in draw(model, tokenizer, 2, 16) for one in samples]
+        return [one["ids"] for samples in draw(2, 16) for one in samples]
 
     plain = drawn()
     asks = {"top_k": 1, "top_p": 0.01, "min_p": 0.9, "suppress_tokens": list(range(3, 200)), "num_beams": 2}
@@ -74,9 +76,8 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
     assert model.generation_config.min_p == 0.9
 
 
-def test_an_adapter_is_sampled_compactly_and_merged(base, task):
+def test_an_adapter_is_sampled_compactly_and_merged(model, tokenizer, task):
     """Greedy texts are those of the model with its adapter, by `generate`; on a CPU, in float32."""
-    tokenizer = load_tokenizer(base)
     rows = list(task.rows("test", 6))
 
     def said(model, **how):
@@ -84,10 +85,9 @@ def test_an_adapter_is_sampled_compactly_and_merged(base, task):
             one["ids"] for (one,) in sample(model, tokenizer, task, rows, 1, SamplingSettings(0, NEW_TOKENS), **how)
         ]
 
-    plain = said(load_model(base, dtype=torch.float32))
+    plain = said(model)
     torch.manual_seed(0)
-    lora = LoraConfig(target_modules="all-linear", init_lora_weights=False)
-    model = get_peft_model(load_model(base, dtype=torch.float32), lora)
+    model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
     slow = said(model)
     assert slow != plain  # the adapter does something
     merged, compact = prepare_for_sampling(model)

@@ -11,9 +11,9 @@ import torch
 import yaml
 from datasets import Dataset
 from hub_cache import cache_model
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from tiny_run import LORA, load_with_new_adapter
+from tiny_run import LORA, load_adapter, load_with_new_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
@@ -53,6 +53,7 @@ def started(tiny_model, tmp_path, monkeypatch):
     cache_model(hub, NAME, {"main": (MAIN, newer), "v1": (STARTED, tiny_model)})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
     return tiny_model
 
 
@@ -73,13 +74,28 @@ def drawn(folder, *words):
     return [pd.read_parquet(next(samples.glob(f"{side}-*")))["completion"].tolist() for side in ("base", "trained")]
 
 
+def evaluate_quickly(model, **keys):
+    return evaluate(model, ROWS, lambda *_: True, n=1, greedy=False, max_new_tokens=2, **keys)
+
+
+def note_base(folder, **noted):
+    """Write the base model that a run in a folder has noted."""
+    Path(folder, "env.json").write_text(json.dumps({"base_model": {"name": NAME, **noted}}))
+
+
 def same_weights(model, folder):
     wanted = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     return all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
 
 
-def test_an_adapter_is_measured_on_the_revision_that_it_names(started, adapter, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def is_compared_with(trainer, folder):
+    """Return whether the base of a trainer's evaluations has the weights in a folder."""
+    held_out = TrainerHeldOut(trainer, ROWS, None, "own")
+    with held_out.scored(held_out.base) as model:
+        return same_weights(model, folder)
+
+
+def test_an_adapter_is_measured_on_the_revision_that_it_names(started, adapter, tmp_path, capsys):
     by_name = drawn(adapter)
     assert "adapter_config.json" not in capsys.readouterr().out
     assert drawn(adapter, "--base", started, "--out", "by-folder") == by_name
@@ -87,20 +103,16 @@ def test_an_adapter_is_measured_on_the_revision_that_it_names(started, adapter, 
     assert drawn(adapter, "--base", tmp_path / "newer", "--out", "newer-base") != by_name
 
 
-def test_a_result_s_folder_says_nothing_about_the_model(started, adapter, tmp_path, monkeypatch):
+def test_a_result_s_folder_says_nothing_about_the_model(started, adapter):
     """It is that of a run from another base, with an adapter of its own at the start."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(adapter, "runs/a/base_adapter")
-    noted = {"name": NAME, "hub_id": NAME, "commit": MAIN}
-    Path("runs/a/env.json").write_text(json.dumps({"base_model": noted}))
+    note_base("runs/a", hub_id=NAME, commit=MAIN)
     assert drawn(adapter, "--out", "runs/a") == drawn(adapter)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(started), adapter).merge_and_unload()
-    Path("runs/a/env.json").write_text(json.dumps({"base_model": {"name": NAME, "sha256": "other"}}))
-    assert evaluate(model, ROWS, lambda *_: True, n=1, greedy=False, max_new_tokens=2, output_dir="runs/a")
+    note_base("runs/a", sha256="other")
+    assert evaluate_quickly(load_adapter(started, adapter).merge_and_unload(), output_dir="runs/a")
 
 
-def test_two_models_of_one_name_have_no_folder_in_common(adapter, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_two_models_of_one_name_have_no_folder_in_common(adapter, tmp_path, capsys):
     shutil.copytree(adapter, "b/adapter")
     drawn(adapter)
     model = load_with_new_adapter(tmp_path / "newer", noise=0.1)
@@ -114,8 +126,7 @@ def test_two_models_of_one_name_have_no_folder_in_common(adapter, tmp_path, monk
 
 def test_a_tokenizer_is_of_the_commit_that_the_run_noted(started, adapter):
     (adapter / "config.yaml").write_text(yaml.safe_dump({"model_name_or_path": NAME, "task": "reverse_digits"}))
-    noted = {"name": NAME, "hub_id": NAME, "commit": STARTED}
-    (adapter / "env.json").write_text(json.dumps({"base_model": noted}))
+    note_base(adapter, hub_id=NAME, commit=STARTED)
     wanted = AutoTokenizer.from_pretrained(started).chat_template
     assert HeldOut(adapter, "test", 2).tokenizer.chat_template == wanted != OTHER_TEMPLATE
     options = {"seed": 0, "batch_size": 8, "temperature": None, "max_new_tokens": None}
@@ -149,9 +160,7 @@ def test_a_run_by_name_notes_its_commit(started, make_trainer, tmp_path, cls, lo
     config = with_base_model(tmp_path / "run", load_config(tmp_path / "run"))
     assert same_weights(load_base_model(config), started)
     if not lora:
-        held_out = TrainerHeldOut(trainer, ROWS, None, "own")
-        with held_out.scored(held_out.base) as model:
-            assert same_weights(model, started)
+        assert is_compared_with(trainer, started)
 
 
 @EITHER
@@ -184,9 +193,7 @@ def test_a_resume_keeps_the_start_of_the_run(started, make_trainer, tmp_path, lo
 
 def test_a_trainer_without_log_files_keeps_its_revision(started, make_trainer):
     trainer = make_trainer(GRPOTrainer, lora=False, model=NAME, model_init_kwargs={"revision": "v1"})
-    held_out = TrainerHeldOut(trainer, ROWS, None, "own")
-    with held_out.scored(held_out.base) as model:
-        assert same_weights(model, started)
+    assert is_compared_with(trainer, started)
 
 
 @BOTH
@@ -240,22 +247,12 @@ def test_a_local_base_is_known_by_its_weights_also_in_a_subfolder(started, tmp_p
 
 
 @pytest.mark.parametrize("unload", [True, False])
-def test_a_merged_adapter_is_refused_before_anything_is_sampled(started, adapter, tmp_path, monkeypatch, unload):
-    monkeypatch.chdir(tmp_path)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(started), adapter)
-    asked = {"n": 1, "greedy": False, "max_new_tokens": 2}
+def test_a_merged_adapter_is_refused_before_anything_is_sampled(started, adapter, monkeypatch, unload):
+    model = load_adapter(started, adapter)
     monkeypatch.setattr(TrainerHeldOut, "samples", lambda *args: pytest.fail("something is sampled"))
     model.merge_and_unload() if unload else model.merge_adapter()
     with pytest.raises(InputError, match=r"unmerge_adapter\(\)"):
-        evaluate(model, ROWS, lambda *_: True, **asked)
-
-
-def test_a_model_without_a_name_is_one_line(started, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = AutoModelForCausalLM.from_pretrained(started).config
-    config._name_or_path = ""
-    with pytest.raises(InputError, match="no name.*save_pretrained"):
-        evaluate(AutoModelForCausalLM.from_config(config), ROWS, lambda *_: True)
+        evaluate_quickly(model)
 
 
 def test_a_file_of_fewer_rows_than_the_default_is_used_whole(run_dir, tmp_path, capsys):
