@@ -130,3 +130,11 @@ def test_a_reward_sees_plain_text_and_its_own_row():
     completions = [[{"role": "assistant", "content": text}] for text in ("1", "2")]
     assert reward(completions=completions, answer=["1", "0"], trainer_state=object()) == [1.0, 0.0]
     assert reward.__name__ == "echo"
+
+
+def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(recipe):
+    status, written = recipe("--learning_rate 1e39")
+    (line,) = error_lines(written)
+    assert status == 1
+    assert "Traceback" not in written
+    assert "NaN or infinity at step 1: weights" in line

@@ -1,5 +1,6 @@
 """Preflight of set-ups that are broken in a known way, and of the demo's recipe, with the embedded model."""
 
+import io
 import json
 from pathlib import Path
 
@@ -8,14 +9,15 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from run_record import hash_files, write_run
+from rich.console import Console
 from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.eval.preflight import main, preflight
+from trl_prorl.eval.preflight import main, preflight, print_findings
 from trl_prorl.eval.readiness.data import GOLD_REWARD, GOLD_VERIFIES
-from trl_prorl.eval.readiness.finding import exit_code
+from trl_prorl.eval.readiness.finding import Finding, exit_code
 from trl_prorl.eval.readiness.first_steps import first_steps
 from trl_prorl.eval.readiness.samples_of import sample_rows
 from trl_prorl.tasks import get_task
@@ -110,6 +112,26 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(tmp_pat
     assert 0.1 < values["accuracy of the starting model"]["pass_rate"] < 0.45  # 0.25 by 60 runs, in recipes/tiny
     assert values["expected wall time"]["max_steps"] == 240
     assert 1e-5 < values["KL between the policies before and after the first 2 updates"]["kl"] < 0.02
+
+
+FINDINGS = [
+    Finding("accuracy", "0.95", "harder prompts [level]", "look"),
+    Finding("longest prompt", "42"),
+    Finding("learning rate", "0", "raise learning_rate", "stop"),
+    Finding("expected wall time", "about 9 s"),
+]
+
+
+@pytest.mark.parametrize("with_passed", [False, True])
+def test_what_needs_a_change_is_printed_first(with_passed):
+    console = Console(file=io.StringIO(), width=120)
+    print_findings(FINDINGS, with_passed, console)
+    printed = console.file.getvalue()
+    places = [
+        printed.index(text) for text in ("raise learning_rate", "harder prompts [level]", "cannot learn", "about 9 s")
+    ]
+    assert places == sorted(places)
+    assert ("longest prompt: 42" in printed) == with_passed
 
 
 def test_a_training_set_that_makes_no_step_stops_it(tmp_path, monkeypatch):
