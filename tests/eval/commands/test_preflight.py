@@ -8,8 +8,8 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from run_record import hash_files, write_run
 from rich.console import Console
+from run_record import hash_files, write_run
 from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
