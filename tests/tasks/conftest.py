@@ -1,11 +1,11 @@
-"""A file of problems, and a file of code."""
+"""A file of problems, the task `math`, and a file of code."""
 
 import json
 import sys
 
 import pytest
 
-from trl_prorl.tasks import plugin, registry
+from trl_prorl.tasks import get_task, plugin, registry
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,13 @@ def write_jsonl():
         return str(file)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def math_task(tmp_path_factory, write_jsonl):
+    """The task `math` with a hundred sums."""
+    problems = [{"problem": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(100)]
+    return get_task("math", path=write_jsonl(tmp_path_factory.mktemp("math") / "problems.jsonl", problems))
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 import warnings
 from pathlib import Path
-from random import Random
 
 import pytest
 
 import trl_prorl.tasks.code
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.code import extract_code
-from trl_prorl.tasks.code_templates import sample_function
 from trl_prorl.tasks.sandbox import find_problem
 
 
@@ -37,6 +35,7 @@ CODE = {
     "```python\na = '```'\n```": "a = '```'\n",
     "The code `a = 1` does": "The code `a = 1` does",
     "``` a = 1 ```": "``` a = 1 ```",
+    "```\n" * 10_000: "",  # in linear time
     "": "",
 }
 CODE_THAT_DEFINES_F = {
@@ -55,19 +54,6 @@ CODE_THAT_DEFINES_F = {
 def test_extract_code():
     assert {completion: extract_code(completion) for completion in CODE} == CODE
     assert {completion: extract_code(completion, "f") for completion in CODE_THAT_DEFINES_F} == CODE_THAT_DEFINES_F
-
-
-# Generated functions
-
-
-@pytest.mark.parametrize("level", [1, 8])
-def test_generated_rows(level):
-    for seed in range(100):
-        _, name, source, tests = sample_function(Random(seed), level)
-        assert len(tests) == 8
-        assert len({test.partition(" == ")[2] for test in tests}) >= 4
-        assert tests[0].startswith((f"assert {name}([])", f"assert {name}('')"))
-        exec("\n".join([source, *tests]), {})
 
 
 def test_the_name_does_not_make_another_question():
@@ -112,11 +98,6 @@ def test_rewards(completion, share):
     assert make(reward="share").reward(completion, ROW) == share
     assert make().reward(completion, ROW) == float(share == 1.0)
     assert make().verify(completion, ROW) is (share == 1.0)
-
-
-def test_nasty_texts():
-    for completion in ("\ud800double", "\x00double", "```\n" * 10_000 + "double", "(" * 50_000 + "double"):
-        assert make().verify(completion, ROW) is False
 
 
 # Files
@@ -192,12 +173,18 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
 
 # Options
 
+FAILING = "#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n"
 
-def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):
+
+@pytest.mark.parametrize("program, reason", [(None, "bubblewrap"), (FAILING, "No permissions to create new")])
+def test_without_a_bubblewrap_that_works_the_task_is_refused(monkeypatch, tmp_path, program, reason):
+    if program is not None:
+        (tmp_path / "bwrap").write_text(program)
+        (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     find_problem.cache_clear()
     try:
-        with pytest.raises(ValueError, match="bubblewrap.*allow_weak_sandbox: true"):
+        with pytest.raises(ValueError, match=f"{reason}.*allow_weak_sandbox: true"):
             get_task("code")
         with pytest.warns(UserWarning, match="can read every file"):
             get_task("code", allow_weak_sandbox=True)

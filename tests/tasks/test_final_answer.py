@@ -1,10 +1,6 @@
 from fractions import Fraction
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from trl_prorl.tasks.final_answer import MAX_LENGTH, as_number, boxed
+from trl_prorl.tasks.final_answer import as_number, boxed
 
 
 BOXES = {
@@ -54,6 +50,12 @@ NUMBERS = {
     r"-3\frac{1}{2}": "-7/2",
     r"\frac{-1}{2}": "-1/2",
     r"\frac{1}{-2}": "-1/2",
+    r"-\frac{-1}{2}": "1/2",
+    r"10^{3}": "1000",
+    r"10^{-2}": "1/100",
+    r"0.\overline{3}": "1/3",
+    r"1\,000\,000": "1000000",
+    r"5\text{ each}": "5",
     # Brackets around a number, and a scale, change no value of theirs.
     r"\left(42\right)": "42",
     "2 million": "2000000",
@@ -90,6 +92,18 @@ NO_NUMBERS = [
     "",
     "-",
     "1e9999",
+    "1.000,5",
+    "--5",
+    r"5^{\circ}30'",
+    r"5\text{ ft }3\text{ in}",
+    r"5\text{ modulo }n",
+    r"5\text{ modulo n}",
+    r"5\text{ quadrillion}",
+    r"5\text{ millionths}",
+    r"5\text{ at most}",
+    r"5\text{ doubled}",
+    "6 fifths",
+    r"3\frac{-1}{2}",
     "42" + " " * 199,
 ]
 
@@ -101,29 +115,3 @@ def test_boxed():
 def test_as_number():
     assert {text: as_number(text) for text in NUMBERS} == {text: Fraction(value) for text, value in NUMBERS.items()}
     assert [text for text in NO_NUMBERS if as_number(text) is not None] == []
-
-
-PIECES = "\\boxed{|{|}|\\|\\frac|1|2|/|,|.|-|−| |e|%|<b>|$|*|\\text{|~".split("|")
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
-def test_neither_raises(text):
-    assert all(isinstance(content, str) for content in boxed(text))
-    assert isinstance(as_number(text), Fraction | None)
-
-
-@pytest.mark.parametrize("piece", [*PIECES, "\\boxed{1", "1,", "1 ", "1/", "a"])
-def test_long_texts_end(piece):
-    # All of it is linear; quadratic time would not come back.
-    text = piece * 100_000
-    boxed(text)
-    boxed(text + "}" * 100_000)
-    as_number(text)
-
-
-@pytest.mark.parametrize("text", ["1" + " " * MAX_LENGTH, "1" + " km" * 100, "<" * (MAX_LENGTH + 1)])
-def test_what_is_longer_than_any_number_is_not_read(text, monkeypatch):
-    # Reading takes more than linear time.
-    monkeypatch.setattr("trl_prorl.tasks.final_answer.TAG", None)
-    assert as_number(text) is None

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import trl_prorl.tasks.code
 from trl_prorl.tasks import get_task
-from trl_prorl.tasks.base import content_split, stable_hash
 from trl_prorl.tasks.generated import GeneratedTask
 
 
@@ -29,12 +28,6 @@ PUBLISHED = {
     "stem": "867cedc0",
 }
 NAMES = list(PUBLISHED)
-COLUMNS = {
-    "code": {"tests", "entry_point", "setup"},
-    "instructions": {"constraints"},
-    "stem": {"choices"},
-    "sums": {"working"},
-}
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
     *(("sorting", {"reward": reward}) for reward in ("distance", "inclusion_ordering")),
@@ -82,14 +75,10 @@ def prompts(dataset):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_have_the_columns_and_fewer_are_the_first_of_more(name):
+def test_fewer_rows_are_the_first_of_more(name):
     task = get_task(name)
     rows = task.rows("test", 40, seed=3)
-    assert set(rows.column_names) == {"prompt", "answer", "task", "level"} | COLUMNS.get(name, set())
-    for row in rows:
-        assert (row["task"], row["level"]) == (name, 3)
-        assert [message["role"] for message in row["prompt"]] == ["user"]
-        assert name not in TINY or len(row["prompt"][0]["content"]) < 64
+    assert name not in TINY or max(map(len, prompts(rows))) < 64
     assert task.rows("test", 10, seed=3)[:] == rows[:10]
 
 
@@ -174,17 +163,3 @@ def test_an_exhausted_space_is_an_error():
         Bits().rows("train", 17)
     with pytest.raises(ValueError, match="n=None"):
         Bits().rows("train", None)
-
-
-def test_stable_hash_is_the_head_of_sha256():
-    digest = hashlib.sha256(b"parity\x1f3\x1ftrain").hexdigest()
-    assert stable_hash("parity", 3, "train") == int(digest[:16], 16)
-    assert stable_hash("ab", "c") != stable_hash("a", "bc")
-
-
-def test_splits_have_their_shares():
-    splits = [content_split("some_task", f"question {i}") for i in range(20000)]
-    assert splits[:100] != [content_split("another", f"question {i}") for i in range(100)]
-    # Four standard deviations of a share of 0.1 are 0.0085.
-    assert splits.count("test") / len(splits) == pytest.approx(0.1, abs=0.0085)
-    assert splits.count("validation") / len(splits) == pytest.approx(0.1, abs=0.0085)

@@ -5,58 +5,19 @@ from hypothesis import strategies as st
 from trl_prorl.tasks import get_task
 
 
-NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]
-
-
-def problem(i):
-    name = NAMES[i % len(NAMES)]
-    bags = i + 2
-    apples = 10 * i + 3
-    return {
-        "question": f"{name} has {bags} bags with {apples} apples each. How many apples does {name} have?",
-        "answer": f"{name} has {bags} * {apples} = <<{bags}*{apples}={bags * apples}>>{bags * apples} apples.\n"
-        f"#### {bags * apples:,}",
-    }
-
-
-TRAIN = [problem(i) for i in range(100)]
-TEST = [problem(i) for i in range(100, 120)]
-
-
-@pytest.fixture(scope="module")
-def write(write_jsonl):
-    def write(folder):
-        write_jsonl(folder / "train.jsonl", TRAIN)
-        write_jsonl(folder / "test.jsonl", TEST)
-        return str(folder)
-
-    return write
-
-
-def questions(dataset):
-    return [messages[0]["content"].split("\n")[0] for messages in dataset["prompt"]]
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory, write):
-    return get_task("gsm8k", path=write(tmp_path_factory.mktemp("gsm8k")))
-
-
 # Rows; how a file is read and split, whatever the task: test_loaded.py
 
 
-def test_gold_solutions_verify_and_answers_are_plain_numbers(task):
-    assert sorted(questions(task.rows("test", None))) == sorted(row["question"] for row in TEST)
-    solutions = {row["question"]: row["answer"] for row in TRAIN + TEST}
-    for split in ("train", "validation", "test"):
-        dataset = task.rows(split, None)
-        for question, row in zip(questions(dataset), dataset, strict=True):
-            assert (row["task"], row["level"]) == ("gsm8k", 1)
-            assert row["answer"] == solutions[question].split("#### ")[1].replace(",", "")
-            assert task.verify(solutions[question], row) is task.verify(task.gold(row), row) is True
-
-
-# Errors
+def test_the_answer_of_a_solution(tmp_path, write_jsonl):
+    solutions = {f"{n} bags of 1003?": f"{n} * 1003 = <<{n}*1003={n * 1003}>>\n#### {n * 1003:,}" for n in range(40)}
+    rows = [{"question": question, "answer": solution} for question, solution in solutions.items()]
+    write_jsonl(tmp_path / "train.jsonl", [])
+    write_jsonl(tmp_path / "test.jsonl", rows)
+    task = get_task("gsm8k", path=str(tmp_path))
+    for row in task.rows("test", None):
+        question = row["prompt"][0]["content"].split("\n")[0]
+        assert row["answer"] == str(1003 * int(question.split()[0]))
+        assert task.verify(solutions[question], row) is task.verify(task.gold(row), row) is True
 
 
 # Verification: completions by the reference
@@ -111,7 +72,16 @@ RIGHT = {
         r"\boxed{{42}}",
     ],
     # Braces that only group, in any depth.
-    "18": [r"\boxed{\$18}", "#### $18.00 per hour", r"\boxed{\text{\$18}}", r"\boxed{\text{18\text{ dollars}}}"],
+    "18": [
+        r"\boxed{\$18}",
+        "#### $18.00 per hour",
+        r"\boxed{\text{\$18}}",
+        r"\boxed{\text{18\text{ dollars}}}",
+        "#### 18.000",
+        "#### 0018",
+        "#### 1.8e1",
+        "#### 18 cents",
+    ],
     "9500": [r"\boxed{\text{9{,}500}}", r"\boxed{\textbf{\text{\$9{,}500.00}}}", r"#### {9{,}500}"],
     # Separators, signs, decimals, fractions, powers of ten.
     "1234": ["#### 1,234", r"\boxed{1{,}234}", r"#### 1\,234"],
@@ -129,7 +99,10 @@ RIGHT = {
         "#### 1/2\n\\boxed{0.5}",
     ],
     "0.1": ["#### 0.10"],
+    "1.8": ["#### 1.8."],
+    "-18": ["#### -$18.00"],
     "3.5": ["#### 3 1/2", r"\boxed{3\frac{1}{2}}"],
+    "1000": ["#### 10^3"],
     "4000": [r"\boxed{4 \times 10^{3}}", "#### 4e3"],
     "5": ["#### 5 km/h"],
     "6": ["#### 6 p.m."],
@@ -171,6 +144,21 @@ TAILS = [
     " < 19",
     "\\cdot x",
     "²",
+    ",000",
+    " 1/2",
+    "/1",
+    ":30",
+    " below zero",
+    " is not the answer",
+    " fourths",
+    " twelfths",
+    " millionths",
+    " quadrillion",
+    " mln",
+    " gross",
+    " at most",
+    " and a quarter",
+    " doubled",
 ]
 WRONG = {
     "42": [
@@ -243,7 +231,10 @@ WRONG = {
     "6": [r"\boxed{3!}"],
     "8": [r"\boxed{2^3}"],
     "12": [r"\boxed{\frac{1}{2}}"],
+    "0.18": ["#### 18 cents"],
+    "0.333333": ["#### 1/3"],
     "0.5": ["#### 1/2\n#### 1/3"],
+    "18000": ["#### 18.000"],
     "5": [r"\boxed{9^{9^{9^{9}}}}"],
     "10000000000000000000000000000000": ["#### 10000000000000000000000000000001"],
     "18": [
@@ -276,7 +267,7 @@ def test_wrong_answers(answer):
     assert [text for text in WRONG[answer] if get_task("gsm8k").verify(text, {"answer": answer})] == []
 
 
-@pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen "])
+@pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen ", "{", "\\boxed{", "1/"])
 def test_long_texts_end(piece):
     # No expression, however it backtracks, may hold up the training process.
     for completion in (f"#### {piece * 10**5}x1", f"\\boxed{{{piece * 10**5}1}}"):

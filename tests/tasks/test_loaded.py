@@ -1,7 +1,5 @@
 """Reading and splitting a file, whatever the task; the task `math` stands for all."""
 
-import pytest
-
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.loaded import load_problems, read_jsonl
 from trl_prorl.tasks.math import parse_problem
@@ -50,13 +48,6 @@ def test_equal_questions_count_once_and_other_answers_are_said(tmp_path, write_j
     assert "2 rows" in line and "row 20" in line and "'77'" in line and "\n" not in line
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_a_file_that_is_not_utf_8_is_refused_in_a_line_with_the_cure(tmp_path, encoding):
-    (tmp_path / "a.jsonl").write_text('{"problem": "caf\u00e9", "answer": "1"}\n', encoding=encoding)
-    with pytest.raises(ValueError, match=r"^path='.*a.jsonl' is not UTF-8: .* iconv [^\n]*$"):
-        read_jsonl(tmp_path / "a.jsonl")
-
-
 def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path, write_jsonl):
     forth = get_task("math", path=write_jsonl(tmp_path / "forth.jsonl", rows_of(range(60))))
     back = get_task("math", path=write_jsonl(tmp_path / "back.jsonl", rows_of(reversed(range(60)))))
@@ -65,11 +56,6 @@ def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path, write
     assert forth.rows("train", 5, 1)[:] == forth.rows("train", None, 1)[:5]
 
 
-def test_line_separators_inside_a_text(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"problem": "a\u2028b\x85c", "answer": "1"}\r\n\n', encoding="utf-8")
+def test_neither_separators_inside_a_text_nor_a_byte_order_mark_change_a_row(tmp_path):
+    (tmp_path / "a.jsonl").write_text('\ufeff{"problem": "a\u2028b\x85c", "answer": "1"}\r\n\n', encoding="utf-8")
     assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a\u2028b\x85c", "answer": "1"}]
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"problem": "a", "answer": "1"}\n')
-    assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a", "answer": "1"}]

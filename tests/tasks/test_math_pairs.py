@@ -7,6 +7,7 @@ what a careful teacher accepts: the same value in another notation, in another o
 unit that only the answer names. `wrong` is everything else: a rounded value and a calculation that was left to do are
 wrong too. On `either` careful readers differ. What is `unread` is right, too, but of a class that the task does not
 read: congruences, unsolved inequalities, operations on sets, ratios, binomials, factorials, absolute values.
+`math_forms.tsv` has pairs of every form that the code reads, written beside it; docs/tasks.md does not count them.
 docs/tasks.md has what math-verify accepts and refuses, by
 `verify(parse(f"${reference}$"), parse(text))`.
 """
@@ -15,11 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.tasks import get_task
 
-
-FILES = ("math_pairs_first.tsv", "math_pairs.tsv")
-PROBLEMS = [{"problem": f"{n} + 1?", "answer": str(n + 1)} for n in range(40)]
+FILES = ("math_pairs_first.tsv", "math_pairs.tsv", "math_forms.tsv")
 
 
 def pairs(name, judgment):
@@ -30,11 +28,9 @@ def pairs(name, judgment):
 
 
 @pytest.fixture(scope="module")
-def is_right(tmp_path_factory, write_jsonl):
-    task = get_task("math", path=write_jsonl(tmp_path_factory.mktemp("math") / "problems.jsonl", PROBLEMS))
-
+def is_right(math_task):
     def is_right(reference, answer):
-        return task.verify(f"So the answer is $\\boxed{{{answer}}}$.", {"answer": reference})
+        return math_task.verify(f"So the answer is $\\boxed{{{answer}}}$.", {"answer": reference})
 
     return is_right
 

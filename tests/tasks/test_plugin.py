@@ -1,10 +1,8 @@
 """`--plugin FILE`, and the command that a run's record keeps."""
 
-import re
 import shlex
 
 import pytest
-from run_record import error_lines
 
 from trl_prorl.errors import InputError
 from trl_prorl.run.provenance import describe_evaluation, plugin_options, spell_command
@@ -60,62 +58,18 @@ def test_a_run_and_what_is_made_of_it_name_the_plugin(own, command):
     assert "--plugin own.py" in (own / "run" / "README.md").read_text()
 
 
-TRAIN = "train tiny/variantA"
-CLASS = """
-from datasets import Dataset
-from trl_prorl.tasks.base import Task
-from trl_prorl.tasks.registry import TASKS
-
-
-class Own(Task):
-    \"\"\"Own.\"\"\"
-
-    name = "own"
-
-    def __init__(self, level=1):
-        self.level = level
-
-    def rows(self, split, n, seed=0):
-        return {rows}
-
-    def verify(self, completion, row):
-        return True
-
-
-TASKS["own"] = "own:Own"
-"""
-ROWS = "Dataset.from_list([dict(prompt=[dict(role='user', content=str(k))], answer='a') for k in range(n)])"
-
-
-# What a file has, and what is said of it when it is loaded.
+# A file, what it has, and what is said of it when it is loaded.
 WRONG = [
-    ("raise SystemExit(0)", "SystemExit"),
-    ("def", "SyntaxError"),
-    ("x = 1", "registers no task"),
+    ("own.py", "raise SystemExit(0)", "SystemExit"),
+    ("own.py", "x = 1", "registers no task"),
+    ("json.py", "def reward(): pass", "a module called json"),
 ]
 
 
-@pytest.mark.parametrize("content, said", WRONG)
-def test_what_is_no_task_is_refused(load, content, said):
-    with pytest.raises(InputError, match=re.escape(said)):
-        load(content)
-
-
-def test_what_is_no_plugin_is_refused(load):
-    for file, said in (("words.txt", "no such Python file"), ("json.py", "a module called json")):
-        with pytest.raises(InputError, match=said):
-            load("x = 1", file)
-
-
-@pytest.mark.parametrize("begin", [TRAIN, "preflight tiny/variantA"])
-def test_rows_that_are_none_are_refused_in_one_line_before_a_run_begins(tmp_path, command, begin):
-    for rows, said in ((f"list({ROWS})", "returned a list"), (f"{ROWS}.remove_columns('prompt')", "'prompt'")):
-        (tmp_path / "own.py").write_text(CLASS.format(rows=rows))
-        status, written = command(f"{begin} --plugin own.py --task own --output_dir run --report_to none")
-        assert status == 2
-        (line,) = error_lines(written)
-        assert said in line and "Traceback" not in written
-        assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("file, content, words", WRONG)
+def test_what_is_no_plugin_is_refused(load, file, content, words):
+    with pytest.raises(InputError, match=words):
+        load(content, file)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from trl_prorl.tasks.sandbox import (
     Program,
     Sandbox,
     bubblewrap_command,
-    find_problem,
     python_command,
     run_command,
 )
@@ -91,6 +90,16 @@ RIGHT = [
     ("def f(n):\n    print(n)\n    return n", "assert f(3) == 3"),
     ("def helper(n):\n    return n + 1\ndef f(n):\n    return helper(n)", "assert helper(f(1)) == 3"),
     ("import os\nf = lambda: sorted(os.environ)", "assert f() == []"),
+    # Values compare as in Python.
+    ("f = lambda: 0.1 + 0.2", "assert f() == 0.1 + 0.2"),
+    ("f = lambda: 3", "assert f() == 3.0"),
+    ("f = lambda: -0.0", "assert f() == 0"),
+    ("f = lambda: 1j ** 2", "assert f() == -1"),
+    ("f = lambda: [3, 1, 2]", "assert sorted(f()) == [1, 2, 3]"),
+    ("f = lambda: frozenset([2, 1])", "assert f() == {1, 2}"),
+    ("f = lambda: {frozenset([1]): (2, {3})}", "assert f() == {frozenset([1]): (2, {3})}"),
+    ("f = lambda: {'b': 1, 'a': 2}", "assert f() == {'a': 2, 'b': 1}"),
+    ("f = lambda: 1 < 2", "assert f() is True"),
 ]
 
 
@@ -156,9 +165,29 @@ WRONG = [
 ]
 
 
+# Values that differ in Python.
+DIFFERENT = [
+    ("0.1 + 0.2", "assert f() == 0.3"),
+    ("round(2.675, 2)", "assert f() == 2.68"),
+    ("2 ** 53 + 1", "assert f() == float(2 ** 53)"),
+    ("1", "assert f() is True"),
+    ("[1, 2]", "assert f() == (1, 2)"),
+    ("[(1, 2)]", "assert f() == [[1, 2]]"),
+    ("[2, 1]", "assert f() == [1, 2]"),
+    ("[1, 2]", "assert f() == {1, 2}"),
+    ("{'a': 1}", "assert f() == {'a': 1, 'b': None}"),
+    ("'a  b'", "assert f() == 'a b'"),
+    ("'a\\n'", "assert f() == 'a'"),
+    ("'A'", "assert f() == 'a'"),
+    ("'3'", "assert f() == 3"),
+    ("b'a'", "assert f() == 'a'"),
+]
+
+
 def test_right_code_passes_and_wrong_code_fails(sandbox):
     """Many at a time, one after the other in turn: each gets its own verdict."""
     wrong = [(code, "assert f() == 'done'") for code in WRONG]
+    wrong += [(f"f = lambda: {value}", test) for value, test in DIFFERENT]
     cases = [case for pair in zip_longest(RIGHT, wrong) for case in pair if case]
     assert outcomes(sandbox, {case: case for case in cases}) == {case: int(case in RIGHT) for case in cases}
 
@@ -526,26 +555,7 @@ def test_the_numbers_of_the_system_calls(machine):
     assert FIRST_UNKNOWN > max(REFUSED[machine].values())
 
 
-# As an ordinary user
-
-
-# Refusal
-
-
-@pytest.fixture
-def path(monkeypatch, tmp_path):
-    """The folder that alone is on the path."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    find_problem.cache_clear()
-    yield tmp_path
-    find_problem.cache_clear()
-
-
-def test_a_bubblewrap_that_does_not_work_is_refused(path):
-    (path / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n")
-    (path / "bwrap").chmod(0o755)
-    with pytest.raises(ValueError, match="No permissions to create new namespace.*bubblewrap is installed.*seccomp"):
-        Sandbox()
+# Failure
 
 
 def test_a_sandbox_that_stops_working_is_an_error_and_not_a_verdict(monkeypatch, weak):

@@ -59,7 +59,9 @@ def test_verify(name):
         ({"first": 0, "last": 0}, ["54321", "50001", "54001", "54021", "00000"]),
         ({"first": 2, "last": 1}, ["54321", "54001", "54021"]),
         ({"first": 2, "last": 2}, ["54321", "54021"]),
-        ({"first": 0, "last": 9}, ["54321"]),
+        ({"first": 0, "last": 9}, ["54321"]),  # more than it has
+        ({"first": 3, "last": 2}, ["54321"]),
+        ({"first": 3, "last": 3}, ["54321"]),
     ],
 )
 def test_ends_checks_as_many_digits_as_it_is_told(keys, rewarded):
@@ -68,12 +70,6 @@ def test_ends_checks_as_many_digits_as_it_is_told(keys, rewarded):
     texts = ["54321", "50001", "54001", "54021", "00000", "5432", "543211", "5x321", ""]
     assert [text for text in texts if task.reward(text, row)] == rewarded
     assert [text for text in texts if task.verify(text, row)] == ["54321"]
-
-
-def test_a_string_no_longer_than_its_ends_is_right_as_a_whole():
-    task = get_task("reverse_digits", reward="ends", first=2, last=2)
-    assert [task.reward(text, {"answer": "4321"}) for text in ("4321", "4021", "4301", "0321")] == [1, 0, 0, 0]
-    assert [task.reward(text, {"answer": "321"}) for text in ("321", "301", "021", "320")] == [1, 0, 0, 0]
 
 
 def reduces_to_nothing(brackets):
@@ -121,14 +117,3 @@ def test_the_working_by_hand():
     assert working([17, 48, 5]) == "17+48=65 65+5=70"
     assert working([99, 99, 2, 10]) == "99+99=198 198+2=200 200+10=210"
     assert get_task("sums").gold(ROW) == "17+48=65 65+5=70 #### 70"
-
-
-def test_the_marked_sum_decides():
-    """The working is a way, and not asked for."""
-    task = get_task("sums")
-    for right in ("17+48=65\n65+5=70\n#### 70.0", "#### 70", "17+48=55 55+5=60 #### 70"):
-        assert task.verify(right, ROW)
-        assert task.reward(right, ROW) == 1.0
-    for wrong in ("17+48=65 65+5=70 70", "17+48=65 65+5=70 #### 65", "#### 70 #### 65", "#### 65+5", "### 70", ""):
-        assert not task.verify(wrong, ROW)
-        assert task.reward(wrong, ROW) == 0.0
