@@ -64,6 +64,12 @@ def test_the_numbers_are_the_verdicts_of_the_samples(run, lora):
     assert [6 - c for c in again["trained"]["correct"]] == result["trained"]["correct"]
 
 
+@pytest.mark.parametrize("rows", [[{"prompt": "x"}], Dataset.from_dict({"question": ["x", "y"]})])
+def test_rows_without_prompts_are_refused(make_trainer, rows):
+    with pytest.raises(InputError, match=r"^rows must be a datasets\.Dataset with a column prompt$"):
+        evaluate(make_trainer(), rows, holds_letter)
+
+
 @pytest.mark.parametrize("lora", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_drift_is_that_of_a_plain_loop_over_its_samples(run, lora):
     trained = run(lora=lora, max_steps=3)

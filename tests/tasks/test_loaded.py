@@ -59,3 +59,10 @@ def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path, write
 def test_neither_separators_inside_a_text_nor_a_byte_order_mark_change_a_row(tmp_path):
     (tmp_path / "a.jsonl").write_text('\ufeff{"problem": "a\u2028b\x85c", "answer": "1"}\r\n\n', encoding="utf-8")
     assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a\u2028b\x85c", "answer": "1"}]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_that_is_not_utf_8_is_refused_in_a_line_with_the_cure(tmp_path, encoding):
+    (tmp_path / "a.jsonl").write_text('{"problem": "caf\u00e9", "answer": "1"}\n', encoding=encoding)
+    with pytest.raises(ValueError, match=r"^path='.*a.jsonl' is not UTF-8: .* iconv [^\n]*$"):
+        read_jsonl(tmp_path / "a.jsonl")
