@@ -1,5 +1,7 @@
 """Reading and splitting a file, whatever the task; the task `math` stands for all."""
 
+import pytest
+
 from trl_prorl.tasks import get_task
 from trl_prorl.tasks.loaded import load_problems, read_jsonl
 from trl_prorl.tasks.math import parse_problem
