@@ -111,6 +111,7 @@ def test_a_process_whose_rows_have_no_gradient_takes_part(start, tiny_model, tmp
     assert max((weights[name] - trained[name]).abs().max() for name in weights) < 1e-6
 
 
+@pytest.mark.slow
 def test_fsdp_trains_saves_and_resumes_as_with_trl_s_trainer(start, tiny_model, tmp_path):
     """With all our keys off, and a reference that TRL moves."""
     results = {}

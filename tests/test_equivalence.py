@@ -59,7 +59,7 @@ def test_b_is_trl_with_the_reference_moved_before_every_generation(
     b = run(model=trained_adapter(), beta_old=0.5, **shared)
     control = run(MovedEveryGeneration, model=trained_adapter(), beta=0.5, **shared)
     assert largest_difference(b, control) < 2e-6
-    assert largest_difference(b, run(model=trained_adapter(), **shared)) > 1e-4  # the penalty does something here
+    assert max(entry["kl"] for entry in control.state.log_history if "kl" in entry) > 1e-3  # there is a penalty
 
 
 @pytest.mark.gpu

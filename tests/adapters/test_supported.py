@@ -15,6 +15,7 @@ from peft import (
 )
 from peft.tuners.lora.config import EvaConfig, KasaConfig
 from run_record import read_rows
+from slow import slow_but
 from tiny_run import LORA, TOKENS, load_adapter
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer
@@ -92,7 +93,7 @@ def drawn_and_scored(trainer):
     return logps, trainer._trl_score(trainer.model, drawn.sequences, mask, completion.shape[1])[0]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", slow_but(EXAMPLES, "LoRA", "DoRA", "rsLoRA", "beside", "tied", "experts"))
 def test_a_lora_is_one_model_in_all_that_is_done_with_it(run, resume, model_of, name):
     path = model_of(name)
     keys = {**RUN, "beta": 0.1, "ref_reset_every": 2, "model": path, "trainer_kwargs": {"peft_config": EXAMPLES[name]}}

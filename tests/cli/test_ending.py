@@ -30,7 +30,7 @@ def test_a_full_disk_is_one_line(capsys):
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("command", ["train tiny/variantA --beta_odl 1", "tasks show nope", "passk --run nowhere"])
+@pytest.mark.parametrize("command", ["tasks show nope", "passk --run nowhere"])
 def test_debug_keeps_the_traceback_of_any_error(command):
     plain, debugged = ended(*command.split()), ended(*command.split(), "--debug")
     (line,) = error_lines(plain.stderr)

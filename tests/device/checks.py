@@ -227,7 +227,7 @@ def trains_as_on_a_cpu():
 @registered
 def a_run_with_everything_on_resumes_exactly():
     """A run that saves and evaluates at every step is the one that does not, and goes on from step 1 as it went."""
-    keys = RESETS | FAST | {"bf16": True}
+    keys = RESETS | FAST | {"bf16": True, "max_steps": 3}
     question = [{"role": "user", "content": "say 5"}]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -247,7 +247,7 @@ def a_run_with_everything_on_resumes_exactly():
         (folder / "resumed").mkdir()
         moved = checkpoint.rename(folder / "resumed" / "checkpoint-1")
         resumed = train(ProRLTrainer, folder, "resumed", str(moved), **keys)
-        assert resumed.state.global_step == 4
+        assert resumed.state.global_step == 3
         assert largest_difference(whole, resumed) == 0.0
 
 

@@ -99,16 +99,18 @@ def numbers_of_rows(monkeypatch):
 
 # `generate` drops a mask without padding.
 ALIKE = [[5, 6, 7], [9, 8, 7], [1, 2, 3]]
-RECORDED = [{}, {"top_k": 7}, {"eos_token_id": [3, 4]}, {"do_sample": False}, {"prompts": ALIKE}]
+LONG = {"max_new_tokens": 140}  # in two spans
+RECORDED = [LONG, {"top_k": 7}, LONG | {"eos_token_id": [3, 4]}, {"do_sample": False}, {"prompts": ALIKE}]
 
 
 @pytest.mark.parametrize("keys", RECORDED, ids=str)
 def test_recorded_samples_are_those_of_the_same_random_numbers(model, keys, made, numbers_of_rows):
     """Whether the graph chooses the token, or processors outside of it do."""
-    keys = {"do_sample": True, "top_k": 0, "temperature": 0.7, "max_new_tokens": 140, "logps_at": 0.7} | keys
+    keys = {"do_sample": True, "top_k": 0, "temperature": 0.7, "max_new_tokens": 20, "logps_at": 0.7} | keys
     computed, _ = compact(model, **keys)
     recorded, _ = compact(model, recordings=Recordings(), **keys)
-    assert (computed.recorded, recorded.recorded, len(made)) == (False, True, 2)
+    assert (computed.recorded, recorded.recorded) == (False, True)
+    assert len(made) == (2 if keys["max_new_tokens"] == 140 else 1)
     assert torch.equal(computed.ids, recorded.ids)
     assert torch.allclose(computed.logps, recorded.logps, atol=1e-5)
 
@@ -553,7 +555,7 @@ def test_frequencies_are_the_probabilities(size):
     weights[torch.rand(size) < 0.3] = 0.0
     weights[-1] = 0.2
     probabilities = weights / weights.sum()
-    number = 200_000
+    number = 50_000
     numbers = torch.rand(number, 1, dtype=torch.float64)
     tokens, has_distribution = draw(probabilities.expand(number, size), numbers)
     counts = torch.bincount(tokens, minlength=size)

@@ -89,6 +89,7 @@ def test_operators_are_counted_by_hand(bench):
     assert operators.counts.tolist() == [4, 3, 80, 1]
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_every_round(tmp_path, bench, capsys):
     names = ["TRL, fixed reference", "TRL, packed", "B", "floor"]
     bench.main([*SIZES, "--rounds", "2", "--clock", "cpu", "--variants", *names, "--json", str(tmp_path / "x.json")])

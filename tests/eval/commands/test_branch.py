@@ -73,6 +73,7 @@ def correct(folder):
 
 
 def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here, tmp_path, change_config):
+    """And a reset that no key asks for is known to every resume: the trial's folder alone goes on with it."""
     # What a trial would upload, and fail because there is no Hub here.
     uploads = {"push_to_hub": True, "report_to": ["wandb"], "trackio_space_id": "me/a"}
     change_config(run_dir, **uploads, log_completions=True, log_completions_hub_repo="me/a")
@@ -110,11 +111,7 @@ def test_the_control_is_the_run_and_the_others_are_what_was_tried(run_dir, here,
     assert {row["outcome"] for row in result["comparisons"]} == {"pass@1", "greedy"}
     assert (out / "branch.png").is_file()
 
-
-def test_a_reset_that_no_key_asks_for_is_known_to_every_resume(run_dir, here, capsys):
-    """The recipe of the trial goes on with the reference that was reset, from its folder alone."""
-    try_all(run_dir, ["ref_reset"])
-    folder = run_dir.with_name("a-branch-2") / "ref_reset"
+    folder = out / "ref_reset"
     train(f"{folder / 'config.yaml'} --resume_from_checkpoint True")
     assert [row["step"] for row in read_rows(folder)] == [3, 4, 5, 6]
     assert len(read_events(folder)) == 1
@@ -126,13 +123,13 @@ def test_a_trial_with_the_weights_of_the_control_is_not_compared(run_dir, here, 
     """A reset at a step at which the run resets anyway."""
     resetting = tmp_path / "runs" / "b"
     train(f"{TRAINING} --ref_reset_every {AT} --output_dir {resetting}")
+    line = f"- ref_reset is not compared: its weights at step {UNTIL} are those of keep."
     assert try_all(resetting, ["ref_reset"]) == 0
     out = capsys.readouterr().out
-    assert f"- ref_reset is not compared: its weights at step {UNTIL} are those of keep." in out
-    assert "+0.000" not in out
+    assert line in out and "+0.000" not in out
     assert try_all(resetting, ["ref_reset", "learning_rate=1e-3"]) == 0
     out = capsys.readouterr().out
-    assert "- ref_reset is not compared" in out and "Wrote" in out and "ref_reset − keep" not in out
+    assert line in out and "Wrote" in out and "ref_reset − keep" not in out
 
 
 @pytest.mark.slow

@@ -57,8 +57,6 @@ for words in json.loads(sys.argv[2]):
     ends.append([code, err.getvalue(), sorted(heavy & set(sys.modules))])
 print(json.dumps(ends))
 """
-RECIPE = "tiny/variantA"
-READ = (f"train {RECIPE}", "train OWN.yaml", f"preflight {RECIPE}")  # after the imports
 REFUSED = {
     **{f"{name} --run nowhere": "nowhere" for name in ("passk", "drift", "push", "report", "compare")},
     "passk --run nowhere/*": "nowhere/*",
@@ -71,21 +69,15 @@ REFUSED = {
     "preflight": "recipe",
     "tasks show nope": "nope",
     "tasks show reverse_digits --options []": "--options",
-    f"preflight {RECIPE} --nope 1": "--nope",
-    f"preflight {RECIPE} --optimizer_reset nope": "nope",
-    f"train {RECIPE} --lerning_rate 1": "learning_rate'",
-    f"train {RECIPE} --task nope": "nope",
-    "train OWN.yaml": "'max_steps'",
 }
 
 
 def test_refusals(make_run, make_rows, tmp_path):
     make_run("RUN", "A", make_rows(1)).rename(tmp_path / "RUN")
     (tmp_path / "EMPTY").mkdir()
-    (tmp_path / "OWN.yaml").write_text("beta: 0.1\nmax_stps: 1\n")
     words = json.dumps([refused.split() for refused in REFUSED])
     done = subprocess.run([sys.executable, "-c", LOOK, HEAVY, words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     for (refused, named), (code, errors, heavy) in zip(REFUSED.items(), json.loads(done.stdout), strict=True):
-        assert code == 2 and (heavy == [] or refused.startswith(READ)), (refused, errors, heavy)
+        assert code == 2 and heavy == [], (refused, errors, heavy)
         assert named in errors and "Traceback" not in errors, (refused, errors)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from run_record import hash_files, read_rows, without_times
+from slow import slow_but
 from tiny_run import QUESTIONS, constant, vowels
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
@@ -89,8 +90,9 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("cls, keys", TRAININGS.values(), ids=TRAININGS)
-def test_a_training_after_it_is_the_training_without_it(cls, keys, make_trainer, assert_trains_alike, tmp_path):
+@pytest.mark.parametrize("case", slow_but(TRAININGS, "subclass", "full", "evaluated", "reset", "pool"))
+def test_a_training_after_it_is_the_training_without_it(case, make_trainer, assert_trains_alike, tmp_path):
+    cls, keys = TRAININGS[case]
     folders = iter([tmp_path / "without", tmp_path / "after"])
     witness = Witness()
 
