@@ -117,12 +117,12 @@ def test_recorded_samples_are_those_of_the_same_random_numbers(model, keys, made
 
 def batch(number):
     """Prompts, copies and the number of new tokens of one of five different batches."""
-    prompts = [[3 + number, 4, 5] * (1 + 4 * number), [6, 7]]
-    return {"prompts": prompts, "copies": torch.tensor([0] * (6 + number) + [1] * 10), "max_new_tokens": 100 - number}
+    prompts = [[3 + number, 4, 5] * (12 + 2 * number), [6, 7]]
+    return {"prompts": prompts, "copies": torch.tensor([0] * (6 + number) + [1] * 10), "max_new_tokens": 80 - number}
 
 
 def test_later_batches_are_replayed(model, made, numbers_of_rows):
-    """16 to 20 rows of up to 147 tokens, which end one after another: recorded are 24, 16 and 8 rows, in two spans."""
+    """16 to 20 rows of up to 136 tokens, which end one after another: recorded are 24, 16 and 8 rows, in two spans."""
     model = copy.deepcopy(model).double()  # log-probabilities are in fp32
     recordings = Recordings()
     keys = {"do_sample": True, "top_k": 0, "logps_at": 1.0, "eos_token_id": list(range(3, 10))}

@@ -109,14 +109,22 @@ def greedy_samples(model, lengths=(3, 9, 8, 4), copies=(0, 0, 1, 2, 2, 3), recor
     return theirs, mine.ids
 
 
+# One of each kind of attention and state.
+KINDS = ("qwen2", "gemma3_text", "qwen3_5_text", "lfm2")
+
+
 def served(acceleration, quick=FAMILIES):
-    """Each family that is listed for an acceleration, with each implementation of attention; slow but for `quick`."""
+    """
+    Each family that is listed for an acceleration, with each implementation of attention. Families outside of `quick`
+    are slow, and second implementations outside of `KINDS`.
+    """
     cases = []
     for kind, family in FAMILIES.items():
-        marks = [needs_states] if family.has_state else []
-        if kind not in quick:
-            marks.append(pytest.mark.slow)
-        cases += [pytest.param(kind, attention, marks=marks) for attention in getattr(family, acceleration)]
+        for place, attention in enumerate(getattr(family, acceleration)):
+            marks = [needs_states] if family.has_state else []
+            if kind not in quick or (place > 0 and kind not in KINDS):
+                marks.append(pytest.mark.slow)
+            cases.append(pytest.param(kind, attention, marks=marks))
     return cases
 
 
@@ -166,11 +174,7 @@ def test_compact_samples_are_those_of_generate(kind, attention):
     assert sampled_difference(model) < 1e-3
 
 
-# One of each kind of attention and state; the others are slow.
-REPEATED = ("qwen2", "gemma3_text", "qwen3_5_text", "lfm2")
-
-
-@pytest.mark.parametrize("kind, attention", served("graphed", REPEATED))
+@pytest.mark.parametrize("kind, attention", served("graphed", KINDS))
 def test_a_token_s_forward_can_be_repeated(kind, attention, monkeypatch):
     """Across the end of a span of 128 tokens, after rows have ended, and in later batches."""
     made = emulate(monkeypatch)
