@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
-from run_record import hash_files, write_run
+from run_record import error_lines, hash_files, write_run
 from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
@@ -52,6 +52,12 @@ def check(tmp_path):
         return {finding.what: finding for finding in findings}, exit_code(findings)
 
     return check_trainer
+
+
+def test_a_recipe_that_no_run_would_accept_is_one_line(capsys):
+    assert main([RECIPE, "--optimizer_reset", "nope"]) == 2
+    (line,) = error_lines(capsys.readouterr().err)
+    assert "nope" in line
 
 
 def test_a_verifier_that_rejects_reference_answers(tmp_path, monkeypatch):
