@@ -65,6 +65,7 @@ CONTRADICTIONS = [
     (TAUGHT | {"sync_ref_model": True}, {"sync_ref_model": False}),
     (TAUGHT | {"elastic_reset_every": 100}, {"elastic_reset_every": 0}),
     (A | CUT, {"steps_per_generation": 2}),
+    ({"lora_growth_every": 100, "lora_growth_step": 1} | CUT, {"steps_per_generation": 2}),
     ({"num_generations": 1, "advantage_estimator": "rloo"}, {"num_generations": 2}),
     (ALONE | ROUNDS, {"dynamic_sampling_rounds": 0}),
     (ALONE | {"prompt_pool": True}, {"prompt_pool": False}),

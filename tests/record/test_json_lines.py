@@ -24,7 +24,7 @@ def test_rows_behind_a_resume_are_left_out(tmp_path):
     A run that is killed at step 6 and resumed at 4; rolled back from 7 to 2, as earlier versions did; resumed at 1.
     """
     metrics = [{"step": step, "attempt": 0} for step in range(1, 7)]
-    events = [event("reset", 0, step) for step in (2, 4, 6)]
+    events = [event("reset", 0, step) for step in (1, 2, 4, 6)]
     events += [event("resume", 1, 4), event("reset", 1, 4)]
     metrics += [{"step": step, "attempt": 1} for step in (5, 6, 7)]
     events += [event("collapse", 1, 7), event("rollback", 2, 2), event("reset", 2, 2)]
@@ -33,7 +33,8 @@ def test_rows_behind_a_resume_are_left_out(tmp_path):
     write(tmp_path / EVENTS_FILE, events)
     assert [(row["step"], row["attempt"]) for row in read_log(tmp_path, METRICS_FILE)] == [(1, 0), (2, 0), (3, 2)]
     # The reset of attempt 0 at step 2 came after the checkpoint of step 2 was saved, and was done again.
-    assert read_log(tmp_path, EVENTS_FILE) == [event("rollback", 2, 2), event("reset", 2, 2)]
+    valid = [event("reset", 0, 1), event("rollback", 2, 2), event("reset", 2, 2)]
+    assert read_log(tmp_path, EVENTS_FILE) == valid
     assert next_attempt(tmp_path) == 3
     write(tmp_path / EVENTS_FILE, [event("resume", 3, 1)])
     assert [row["step"] for row in read_log(tmp_path, METRICS_FILE)] == [1]
