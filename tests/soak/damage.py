@@ -4,13 +4,22 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.run.folder import step_of, steps_of, unusable_reason
+from trl_prorl.run.folder import WRITING, step_of, steps_of, unusable_reason
 from trl_prorl.run.log_files import AT_BOUNDARY, STARTS
 
 
 def complete(out: Path) -> list[Path]:
     """The checkpoints of a run that can be resumed from, oldest first."""
     return sorted((path for path in steps_of(out) if unusable_reason(path) is None), key=step_of)
+
+
+def synced_step(out: Path) -> int:
+    """
+    The step of the newest complete checkpoint, or 0: its rows are on disk. A kill may have left it without its name,
+    which the next start gives it.
+    """
+    folders = [out, *out.glob(f"{WRITING}*")]
+    return max((step_of(path) for folder in folders for path in complete(folder)), default=0)
 
 
 def synced(line: bytes, step: int) -> bool:
@@ -31,8 +40,8 @@ def synced(line: bytes, step: int) -> bool:
 
 def cut_record(path: Path, step: int, rng: Random) -> str:
     """
-    Lose what was written to a record after the checkpoint of `step`, the newest complete one's or 0, was saved, from
-    some place on. Returns what was done.
+    Lose what was written to a record after the checkpoint of `step`, see `synced_step`, was saved, from some place on.
+    Returns what was done.
     """
     kind = rng.choice(("cut", "zeros", "half a line more"))
     content = path.read_bytes()

@@ -29,7 +29,7 @@ sys.path[:] = [str(Path(__file__).parent), *sys.path, str(Path(__file__).parents
 import pandas  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, command, draw_case, make_model  # noqa: E402
-from damage import complete, cut_record, damage_checkpoint, step_of  # noqa: E402
+from damage import complete, cut_record, damage_checkpoint, step_of, synced_step  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 from processes import Ended, Job, run  # noqa: E402
 from same_run import differences  # noqa: E402
@@ -161,7 +161,7 @@ class Attempt:
             self.soak.accidents[ended.struck.split()[0], kind] += 1
         self.story.append(f"   {kind}, {ended.struck}" if ended.struck else "   the accident did not come")
         there = complete(self.out)
-        done = step_of(there[-1]) if there else 0
+        done = synced_step(self.out)
         may_have_lines = (self.out / "env.json").exists()  # a run writes it before the first line of its log files
         for record in LOG_FILES:
             if rng.random() < 0.3 and may_have_lines and (self.out / record).exists():
