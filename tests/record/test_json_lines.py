@@ -33,8 +33,7 @@ def test_rows_behind_a_resume_are_left_out(tmp_path):
     write(tmp_path / EVENTS_FILE, events)
     assert [(row["step"], row["attempt"]) for row in read_log(tmp_path, METRICS_FILE)] == [(1, 0), (2, 0), (3, 2)]
     # The reset of attempt 0 at step 2 came after the checkpoint of step 2 was saved, and was done again.
-    valid = [event("reset", 0, 1), event("rollback", 2, 2), event("reset", 2, 2)]
-    assert read_log(tmp_path, EVENTS_FILE) == valid
+    assert read_log(tmp_path, EVENTS_FILE) == [event("reset", 0, 1), event("rollback", 2, 2), event("reset", 2, 2)]
     assert next_attempt(tmp_path) == 3
     write(tmp_path / EVENTS_FILE, [event("resume", 3, 1)])
     assert [row["step"] for row in read_log(tmp_path, METRICS_FILE)] == [1]

@@ -18,8 +18,7 @@ def synced_step(out: Path) -> int:
     The step of the newest complete checkpoint, or 0: its rows are on disk. A kill may have left it without its name,
     which the next start gives it.
     """
-    folders = [out, *out.glob(f"{WRITING}*")]
-    return max((step_of(path) for folder in folders for path in complete(folder)), default=0)
+    return max((step_of(path) for folder in [out, *out.glob(f"{WRITING}*")] for path in complete(folder)), default=0)
 
 
 def synced(line: bytes, step: int) -> bool:

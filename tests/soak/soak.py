@@ -166,7 +166,8 @@ class Attempt:
         for record in LOG_FILES:
             if rng.random() < 0.3 and may_have_lines and (self.out / record).exists():
                 self.story.append(f"   {cut_record(self.out / record, done, rng)}")
-        if rng.random() < 0.3 and len(there) > 1:
+        # The newest: a start that goes on behind another one leaves it as it is.
+        if rng.random() < 0.3 and len(there) > 1 and step_of(there[-1]) == done:
             self.story.append(f"   {damage_checkpoint(there[-1], rng)}")
         return []
 
