@@ -110,7 +110,7 @@ def test_recorded_samples_are_those_of_the_same_random_numbers(model, keys, made
     computed, _ = compact(model, **keys)
     recorded, _ = compact(model, recordings=Recordings(), **keys)
     assert (computed.recorded, recorded.recorded) == (False, True)
-    assert len(made) == (2 if keys["max_new_tokens"] == 140 else 1)
+    assert len(made) == (2 if keys["max_new_tokens"] > 128 else 1)  # a span has 128 tokens
     assert torch.equal(computed.ids, recorded.ids)
     assert torch.allclose(computed.logps, recorded.logps, atol=1e-5)
 
